@@ -74,8 +74,8 @@ $(VENV)/.dev: requirements/dev.txt $(VENV)/.core
 	  $(BUILD) $(PIP) install --require-hashes --no-build-isolation -r requirements/dev.txt; }
 	@touch $@
 
-demo: $(if $(findstring --no-spark,$(ARGS)),$(VENV)/.core,$(VENV)/.spark) ## the delay board on real flights: a third process joins, one is killed; LOG=kafka: on a broker
-	@echo "==> demo: three processes, one of them killed on the way; then all of it rebuilt and verified on Spark"
+demo: $(if $(findstring --no-spark,$(ARGS)),$(VENV)/.core,$(VENV)/.spark) ## the delay board on real flights: two processes, one is killed; LOG=kafka: on a broker
+	@echo "==> demo: two processes, one of them killed on the way; then all of it rebuilt and verified on Spark"
 	@$(BIN)/standfast demo $(if $(LOG),--log '$(LOG)') $(if $(PREFIX),--prefix '$(PREFIX)') $(ARGS)
 
 check: $(VENV)/.dev ## ruff, and the tests of what is pure: no disk, no thread, no process; some ten seconds
@@ -153,7 +153,6 @@ bench: $(VENV)/.core ## speed of writes, reads, restores; BENCHES="write read re
 	@for bench in $(BENCHES); do echo "==> bench: $$bench"; \
 	  if [ $$bench = compare ]; then $(MAKE) $(VENV)/.dev && $(BIN)/python proof/benchmarks/compare.py $(ARGS); \
 	  elif [ $$bench = resp ]; then $(MAKE) $(VENV)/.dev && $(BIN)/python proof/benchmarks/resp.py $(ARGS); \
-	  elif [ $$bench = restore ]; then $(BIN)/standfast bench restore $(ARGS); \
 	  else PYTHONPATH=proof $(BIN)/python -m bench $$bench $(ARGS); fi; done
 	@if [ "$(BENCHES)" != compare ]; then echo "==> bench: beside Kafka Streams and Quix Streams: make bench-compare; on Spark: make bench-spark"; fi
 

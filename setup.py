@@ -44,7 +44,7 @@ def without_runpath(words: list[str]) -> list[str]:
 fits = sys.platform == "linux" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 compiled = fits and not os.environ.get("STANDFAST_PURE")
 extension = Extension(
-    "standfast.store.native._native",
+    "standfast.store._native",
     [f"{FOLDER}/{name}.c" for name in NAMES],
     depends=[f"{FOLDER}/native.h", f"{FOLDER}/rdkafka.h"],
     extra_compile_args=["-O2", "-g0", *HARDENED, "-std=gnu11", "-fvisibility=hidden", "-Wall", "-Wextra"],

@@ -35,13 +35,13 @@ def write_all() -> None:
 
 
 def _commands() -> Iterator[str]:
-    from standfast.ops.cli.command_line import build_parser
+    from standfast.ops.command.command_line import build_parser
 
     yield from _parsers(build_parser(), "standfast", 2)
 
 
 def _parsers(parser: argparse.ArgumentParser, name: str, depth: int) -> Iterator[str]:
-    from standfast.ops.cli.examples import EXAMPLES
+    from standfast.ops.command.examples import EXAMPLES
 
     groups = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
     if depth > 2:

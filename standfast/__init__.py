@@ -3,7 +3,8 @@
     import standfast as sf
     session = sf.Session(app="delays", log="sqlite:///./log", state_dir="./state", stores=[...])
 
-The front door: every public name is importable from here.
+The front door: every public name is importable from here. It imports all rooms, so that it also says to stream, which
+may not import ops, where the servers of `http_port=` are.
 
 Rules of this file: no logic and no state. A name is loaded when it is first used (PEP 562), so that
 `standfast --version` and a program that needs only the stores stay quick. A new public name goes into three
@@ -15,7 +16,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from standfast._version import __version__
+from standfast.store.base.version import __version__
+from standfast.stream.http_servers import HttpServers, found_by
 
 if TYPE_CHECKING:
     from standfast.ops.client.connect import connect
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from standfast.replication.offsets import TopicPartition
     from standfast.replication.tail.open_log import open_log
     from standfast.restore.snapshot.policy import SnapshotPolicy
+    from standfast.store.buffer.rows import StoreIterator
     from standfast.store.errors import (
         Backpressure,
         BadConfig,
@@ -51,7 +54,6 @@ if TYPE_CHECKING:
         VersionedRecord,
         Windowed,
     )
-    from standfast.store.rows import StoreIterator
     from standfast.store.schema import serde
     from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
     from standfast.store.types.keyvalue import KeyValueState
@@ -179,7 +181,7 @@ _HOMES = {
     "WindowState": "standfast.store.types.window:WindowState",
     "SessionState": "standfast.store.types.session:SessionState",
     "VersionedState": "standfast.store.types.versioned:VersionedState",
-    "StoreIterator": "standfast.store.rows:StoreIterator",
+    "StoreIterator": "standfast.store.buffer.rows:StoreIterator",
     "ValueAndTimestamp": "standfast.store.results:ValueAndTimestamp",
     "VersionedRecord": "standfast.store.results:VersionedRecord",
     "Windowed": "standfast.store.results:Windowed",
@@ -242,6 +244,13 @@ _HOMES = {
     "ListenerFailed": "standfast.store.errors:ListenerFailed",
     "InternalError": "standfast.store.errors:InternalError",
 }
+
+
+@found_by
+def _http_servers() -> HttpServers:
+    from standfast.ops.http import servers
+
+    return servers
 
 
 def __getattr__(name: str) -> object:

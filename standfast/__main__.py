@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,12 +1,11 @@
-"""The HTTP server of an instance: declared here, implemented in ops, imported only where a port is given.
+"""The port of an instance: its settings, and the server on it while the instance is open.
 
-    Session(http_port=9100)       ──> HttpPort ── by name ──> standfast.ops.http.server: Door, OpsServer
-    App(http_port=, workers=2)    ──> HttpPort ── by name ──> standfast.ops.http.supervisor, in the supervisor
-         each worker process      ──> answers  ── by name ──> standfast.ops.http.worker_answers
+    Session(http_port=9100)       ──> HttpPort ──> a door, and a server of the session
+    App(http_port=, workers=2)    ──> HttpPort ──> a door, and a server of the supervisor, which asks the workers
 
-Rules of this file: stream has no import statement for ops, and a session without a port loads no HTTP library. The port
-is bound, and its files are read, before anything else is opened, so that a taken port, a missing extra, or a file that
-cannot be used, changes nothing.
+Rules of this file: the servers come by `http_servers.py`, so that a session without a port loads no HTTP library. The
+port is bound, and its files are read, before anything else is opened, so that a taken port, a missing extra, or a file
+that cannot be used, changes nothing.
 """
 
 from __future__ import annotations
@@ -14,32 +13,16 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 from standfast.store.arguments import is_whole, name_problems
+from standfast.stream.http_servers import Door, Server, SupervisorServer, http_servers
 
-SERVER = "standfast.ops.http.server"
-SUPERVISOR_SERVER = "standfast.ops.http.supervisor"
-WORKER_ANSWERS = "standfast.ops.http.worker_answers"
 LOOPBACK = "127.0.0.1"
 PORT_MAX = 65_535
 TLS_FILES = ("certificate", "key_file", "key_password_file", "client_ca")
 TLS_FIELDS = (*TLS_FILES, "client_names")
 TLS_EXAMPLE = '{"certificate": "server.pem", "key_file": "server.key"}'
-
-
-class Server(Protocol):
-    """A running server."""
-
-    @property
-    def address(self) -> str:
-        """`http://host:port`."""
-        ...
-
-    def close(self) -> None:
-        """Stop it. Closing twice is fine."""
-        ...
 
 
 class HttpPort:
@@ -52,25 +35,19 @@ class HttpPort:
         token_file: str | os.PathLike[str] | None = None,
         tls: Mapping[str, Any] | None = None,
     ) -> None:
-        self._module: Any = None
-        self._door: Any = None
-        self._workers: Any = None  # the server, if it is a supervisor's
+        self._door: Door | None = None if port is None else http_servers().door(port, host, token_file, tls)
+        self._workers: SupervisorServer | None = None  # the server, if it is a supervisor's
         self.server: Server | None = None
-        if port is not None:
-            # By name: an import statement would point from stream up to ops, and would load the HTTP library always.
-            self._module = import_module(SERVER)
-            self._door = self._module.Door(port, host, token_file=token_file, tls=tls, allow_remote=True)
 
     def open(self, session: Any) -> None:
         """Serve the session, if there is a port."""
         if self._door is not None:
-            self.server = self._module.OpsServer(session, door=self._door)
+            self.server = http_servers().of_session(session, self._door)
 
     def open_supervisor(self, supervisor: Any) -> None:
         """Serve an instance whose tasks are in worker processes, if there is a port."""
         if self._door is not None:
-            made = import_module(SUPERVISOR_SERVER).SupervisorServer(supervisor, door=self._door)
-            self.server = self._workers = made
+            self.server = self._workers = http_servers().of_supervisor(supervisor, self._door)
 
     @property
     def serves(self) -> bool:
@@ -79,6 +56,7 @@ class HttpPort:
 
     def began(self, pid: int, line: socket.socket) -> None:
         """Take the line to a new worker process, which answers through it; the server closes it."""
+        assert self._workers is not None, "workers get lines only where the port serves"
         self._workers.began(pid, line)
 
     def ended(self, pid: int) -> None:
@@ -92,11 +70,6 @@ class HttpPort:
             self.server.close()
         elif self._door is not None:
             self._door.close()
-
-
-def answer_supervisor(session: Any, line: int) -> None:
-    """Have threads of this worker process answer its supervisor's HTTP server, through an inherited handle."""
-    import_module(WORKER_ANSWERS).WorkerAnswers(session, socket.socket(fileno=line))
 
 
 def http_problems(port: object, host: object, token_file: object, tls: object) -> list[str]:

@@ -10,28 +10,32 @@ Rules of this file: arguments, and tables for people; the measures are made in `
 from __future__ import annotations
 
 import argparse
+import os
+import platform
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from standfast.ops.bench.log import KAFKA, RUNS_DEFAULT, SQLITE, BenchLog, add_log, bench_log, kind_of
-from standfast.ops.bench.step import KEY_BYTES, VALUE_BYTES, VERSIONS
 from standfast.ops.cli.arguments import prints
+from standfast.store.base.version import __version__
 
 if TYPE_CHECKING:
-    from standfast.ops.bench.measures import Bench
-    from standfast.ops.bench.step import Step
+    from standfast.ops.demo.place import Place
     from standfast.ops.shared.output import Output
 
 Json: TypeAlias = dict[str, Any]
-SCHEMA = "standfast.bench/1"
-RECORDS = 1_000_000
-RUNS_HELP = f"runs of each measure ({RUNS_DEFAULT[SQLITE]}; on Kafka {RUNS_DEFAULT[KAFKA]})"
+SCHEMA = "standfast.bench/2"
+RECORDS, RUNS = 1_000_000, 3
 # Keys are digests of blake2b; shorter ones than 8 bytes would collide.
 KEY_BYTES_MIN, KEY_BYTES_MAX = 8, 64
+VALUE_BYTES_MAX = 1_000_000
+KEY_BYTES, VALUE_BYTES, VERSIONS = 16, 100, 4  # the data set of the figures in README
+MIB = 1 << 20
+MEMORY_BYTES_MIN = 16 * MIB
 WORKERS_MAX = 99
+SIZES = ("records", "key_bytes", "value_bytes", "memory_bytes")  # fields of every step
 
 
 def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -39,198 +43,140 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser = subparsers.add_parser(
         "bench",
         help="measure restores on this machine",
-        description="Measure one process with RocksDB, in a folder that is removed afterwards, on the embedded log or "
-        "on Kafka.",
+        description="Measure one process with RocksDB, in a folder that is removed afterwards.",
     )
     commands = parser.add_subparsers(dest="bench_command", required=True, metavar="restore")
     text = "restore a store from its changelog"
-    command = commands.add_parser("restore", help=text, description=f"Measure: {text}.")
-    add_sizes(command, RECORDS, RUNS_HELP)
-    add = command.add_argument
-    add("--versions", type=int, default=VERSIONS, metavar="N", help=f"records of one key ({VERSIONS})")
-    add_log(command)
-    add("--workers", metavar="LIST", help="threads of a bulk restore, 0 for batches, as 0,1,2 (a session's)")
-    add("--restore-memory", metavar="SIZE", help="memory for rows in all of them, as 512MiB (a session's)")
+    command = commands.add_parser("restore", help=text, description=text)
+    add_restore(command)
     prints(command, run_restore, "json", "wide")
 
 
-def add_sizes(command: argparse.ArgumentParser, records: int, runs: str) -> None:
-    """The arguments of every bench; `records` is the default number, `runs` the help of --runs."""
-    add = command.add_argument
-    add("--records", type=int, default=records, metavar="N", help=f"({records:,})")
-    add("--key-bytes", type=int, default=KEY_BYTES, metavar="N", help=f"size of a key ({KEY_BYTES})")
-    add("--value-bytes", type=int, default=VALUE_BYTES, metavar="N", help=f"size of a value ({VALUE_BYTES})")
-    add("--runs", type=int, metavar="N", help=runs)
-    add("--memory", default="256MiB", metavar="SIZE", help="memory setting of the session (256MiB)")
-    add("--dir", type=Path, metavar="D", help="work below this folder (default: the system's temporary one)")
+def add_restore(command: argparse.ArgumentParser) -> None:
+    """The arguments of the bench of restores."""
+    add_sizes(command)
+    add_log(command)
+    add, workers = command.add_argument, numbers(0, WORKERS_MAX)
+    add("--versions", type=number(), default=VERSIONS, metavar="N", help=f"records of one key ({VERSIONS})")
+    text = "threads of a bulk restore, 0 for batches, as 0,1,2 (a session's)"
+    add("--workers", type=workers, default=[], metavar="LIST", help=text)
+    text = "memory for rows in all of them (512MiB)"
+    add("--restore-memory", dest="restore_memory_bytes", type=size, default=512 * MIB, metavar="SIZE", help=text)
+
+
+def add_sizes(command: argparse.ArgumentParser, records: int = RECORDS, runs: int = RUNS) -> None:
+    """The arguments of every bench; `records` and `runs` are the default numbers."""
+    add, key, value = command.add_argument, number(KEY_BYTES_MIN, KEY_BYTES_MAX), number(0, VALUE_BYTES_MAX)
+    add("--records", type=number(), default=records, metavar="N", help=f"({records:,})")
+    add("--key-bytes", type=key, default=KEY_BYTES, metavar="N", help=f"size of a key ({KEY_BYTES})")
+    add("--value-bytes", type=value, default=VALUE_BYTES, metavar="N", help=f"size of a value ({VALUE_BYTES})")
+    add("--runs", type=number(), default=runs, metavar="N", help=f"runs of each measure ({runs})")
+    memory = "memory setting of the session (256MiB)"
+    add("--memory", dest="memory_bytes", type=size, default=256 * MIB, metavar="SIZE", help=memory)
+    add("--dir", type=Path, metavar="D", help="work below this folder")
+
+
+def add_log(command: argparse.ArgumentParser) -> None:
+    """Add `--log`."""
+    text = "embedded (the default), kafka (a broker is started for it), or kafka://host:port"
+    command.add_argument("--log", default="embedded", metavar="LOG", help=text)
+
+
+def number(low: int = 1, high: int | None = None) -> Callable[[str], int]:
+    """Type of an argument that is a number from `low` to `high`."""
+
+    def parse(text: str) -> int:
+        found = int(text) if text.isdecimal() else -1
+        if found < low or (high is not None and found > high):
+            most = " or more" if high is None else f" to {high}"
+            raise argparse.ArgumentTypeError(f"{text!r} is not possible: give {low}{most}")
+        return found
+
+    return parse
+
+
+def numbers(low: int, high: int) -> Callable[[str], list[int]]:
+    """Type of an argument that is a list of numbers, as 1,2."""
+    one = number(low, high)
+    return lambda text: list(dict.fromkeys(map(one, text.split(","))))
+
+
+def size(text: str) -> int:
+    """Type of an argument that is a size of memory in bytes."""
+    from standfast.ops.config.config import parse_size
+
+    try:
+        found = parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if found < MEMORY_BYTES_MIN:
+        raise argparse.ArgumentTypeError(f"{text!r} is below {MEMORY_BYTES_MIN // MIB}MiB")
+    return found
 
 
 def run_restore(args: argparse.Namespace, out: Output) -> int:
     """bench restore."""
     from standfast.ops.bench.measures import Bench
     from standfast.ops.bench.step import Step
-    from standfast.stream.task.settings import RESTORE_MEMORY_DEFAULT_BYTES, RESTORE_MEMORY_MIN_BYTES
 
-    settings = Settings(args)
-    settings.take_sizes()
-    settings.number("versions", 1, args.records)
-    settings.size("restore_memory", RESTORE_MEMORY_MIN_BYTES, RESTORE_MEMORY_DEFAULT_BYTES)
-    settings.workers()
-    return run_bench(settings, out, Bench, Step, "versions", "restore_memory_bytes")
-
-
-class Settings:
-    """The settings of a bench, from its arguments."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
-        self.log: str = getattr(args, "log", SQLITE)
-        self.found: Json = {}
-        self.problems: list[str] = []
-
-    def take_sizes(self, runs: int | None = None) -> None:
-        """Those of every bench (`add_sizes`); `runs` is the default number."""
-        from standfast.store.rocks.engine import MEMORY_BYTES_MIN
-        from standfast.store.rows import VALUE_MAX_BYTES
-
-        if self.args.runs is None:
-            self.args.runs = runs or RUNS_DEFAULT[kind_of(self.log)]
-        self.number("records")
-        self.number("key_bytes", KEY_BYTES_MIN, KEY_BYTES_MAX)
-        self.number("value_bytes", 0, VALUE_MAX_BYTES)
-        self.number("runs")
-        self.size("memory", MEMORY_BYTES_MIN)
-
-    def number(self, name: str, low: int = 1, high: int | None = None) -> None:
-        """A number from `low` to `high`."""
-        number = self.found[name] = getattr(self.args, name)
-        if number < low or (high is not None and number > high):
-            upper = " or more" if high is None else f" to {high}"
-            self.problems.append(f"--{name.replace('_', '-')} is {number}: give {low}{upper}")
-
-    def size(self, name: str, least: int, default: int = 0) -> None:
-        """A size in bytes."""
-        from standfast.ops.config.config import parse_size
-
-        text, option = getattr(self.args, name), f"--{name.replace('_', '-')}"
-        try:
-            size = self.found[f"{name}_bytes"] = default if text is None else parse_size(text)
-            if size < least:
-                self.problems.append(f"{option} is {text!r}: give {least >> 20}MiB or more")
-        except ValueError as error:
-            self.problems.append(f"{option} is {text!r}: {error}")
-
-    def workers(self, least: int = 0, most: int = WORKERS_MAX) -> None:
-        """Numbers of workers."""
-        text = (self.args.workers or "").replace(" ", "")
-        numbers = [int(one) for one in text.split(",") if one.isdecimal()]
-        if text and (len(numbers) != text.count(",") + 1 or not least <= min(numbers) <= max(numbers) <= most):
-            self.problems.append(f"--workers is {text!r}: give numbers from {least} to {most}, as 1,2")
-        self.found["workers"] = list(dict.fromkeys(numbers))
-
-    def checked(self) -> Json:
-        """All settings. Raises InvalidRequest that has each one that cannot be used."""
-        from standfast.store.errors import InvalidRequest
-
-        if self.problems:
-            raise InvalidRequest("; ".join(self.problems))
-        return self.found
-
-
-def run_bench(settings: Settings, out: Output, kind: type[Bench], step: type[Step], *fields: str) -> int:
-    """Make the measures of the command, and print them. `fields` of the settings are fields of the step, too."""
-    args, found = settings.args, settings.checked()
-    own = {name: found[name] for name in ("records", "key_bytes", "value_bytes", "memory_bytes", *fields)}
     # As many records as fit the number of versions: every key then has exactly that many.
-    versions = found.get("versions", 1)
-    own["records"] = max(found["records"] // versions, 1) * versions
-    with _folder(args.dir) as folder, bench_log(settings.log, folder, out) as log:
-        bench = kind(found, log, step(step="", folder=str(folder), log=log.address, app=log.prefix, **own), out)
-        measures, ratios = getattr(bench, args.bench_command)()
-        document = {
-            "schema": SCHEMA,
-            "bench": args.bench_command,
-            "settings": found,
-            "log": log.document(),
-            "versions": _versions(log),
-            "measures": measures,
-            "ratios": ratios,
-        }
+    args.records = max(args.records // args.versions, 1) * args.versions
+    own = {name: getattr(args, name) for name in (*SIZES, "versions", "restore_memory_bytes")}
+    settings = own | {"runs": args.runs, "workers": args.workers}
+    with opened(args.log, args.dir, out) as (place, where):
+        measures = Bench(settings, place, Step(step="", **where, **own), out).restores()
+    document = document_of("restore", settings, place, measures)
     out.document(document)
     show(document, out)
     return 0
 
 
+@contextmanager
+def opened(log: str, parent: Path | None, out: Output) -> Iterator[tuple[Place, Json]]:
+    """The log of a bench, and the fields of a step that say where it works."""
+    from standfast.ops.demo.place import EMBEDDED, check_place, place_for
+
+    check_place(log)
+    if parent is not None:
+        parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="standfast-bench-", dir=parent) as name:
+        folder = Path(name).absolute()
+        with place_for(log, "standfast-bench", folder, out.note) as place:
+            address = "" if place.kind == EMBEDDED else place.address
+            yield place, {"folder": str(folder), "log": address, "app": place.prefix or "bench"}
+
+
+def document_of(bench: str, settings: Json, place: Place, measures: list[Json]) -> Json:
+    """The document of a bench."""
+    return {
+        "schema": SCHEMA,
+        "bench": bench,
+        "settings": settings,
+        "log": {"kind": place.kind, "kafka": place.kafka},
+        "versions": {"standfast": __version__, "python": platform.python_version(), "cores": os.cpu_count()},
+        "measures": measures,
+    }
+
+
 def show(document: Json, out: Output) -> None:
     """Tables for people."""
     # Figures without goals: machine, load and needs of users are others than those that our goals are set for.
-    settings, versions, log = document["settings"], document["versions"], document["log"]
-    kafka = log["kind"] != SQLITE
-    where = (
-        f"log {log['address']}" + " of its own" * bool(log["broker"]) if kafka else "embedded log (synchronous=full)"
-    )
-    count = f"{settings['records']:,} " if "records" in settings else ""
+    settings, versions = document["settings"], document["versions"]
     out.line(
-        f"{count}records of {settings['key_bytes']} + {settings['value_bytes']} bytes, "
-        f"{settings['runs']} run{'s' * (settings['runs'] > 1)}, "
-        + (f"{settings['tasks']} tasks, " if "tasks" in settings else "")
-        + f"memory {settings['memory_bytes'] >> 20} MiB, "
-        f"RocksDB, {where}"
+        f"{settings['records']:,} records of {settings['key_bytes']} + {settings['value_bytes']} bytes, "
+        f"{settings['runs']} run{'s' * (settings['runs'] > 1)}, memory {settings['memory_bytes'] // MIB} MiB, "
+        f"{document['log']['kind']} log"
     )
     out.line(", ".join(f"{name} {version}" for name, version in versions.items()))
-    columns = ("measure", "median", "slowest", "fastest", "unit", "CPU us a record", "waited for CPU", "what")
+    columns = ("measure", "median", "slowest", "fastest", "unit", "CPU us a record", "peak MiB", "what")
     rows = [_cells(one) for one in document["measures"]]
-    numbers = ("median", "slowest", "fastest", "CPU us a record", "waited for CPU")
-    out.table(columns, rows, right=numbers, fold=("what",), wide=("waited for CPU", "what"))
-    for one in document["measures"]:
-        if one.get("p90") is not None:
-            out.line(f"{one['name']}: 90 % within {one['p90']:,.0f} ms")
-        if one.get("peak_rss_bytes") is not None:
-            out.line(
-                f"{one['name']}: largest resident size {one['peak_rss_bytes'] >> 20} MiB "
-                f"(its memory settings and the allowance beside them: {one['peak_rss_bound_bytes'] >> 20} MiB)"
-            )
-    for ratio in document["ratios"]:
-        out.line(
-            f"{ratio['name']}: {ratio['value']:.2f} (rounds {ratio['min']:.2f} to {ratio['max']:.2f}; {ratio['what']})"
-        )
+    out.table(columns, rows, right=(*columns[1:4], *columns[5:7]), fold=("what",), wide=("what",))
 
 
 def _cells(one: Json) -> list[str]:
     # For milliseconds the largest is the slowest, for rates the smallest.
     slowest, fastest = ("max", "min") if one["unit"] == "ms" else ("min", "max")
     figures = [f"{one[name]:,.0f}" for name in ("median", slowest, fastest)]
-    waited = "" if one["waited_share"] is None else f"{one['waited_share']:.0%}"
     used = "" if one.get("cpu_us") is None else f"{one['cpu_us']:.1f}"
-    return [one["name"], *figures, one["unit"], used, waited, one["what"]]
-
-
-@contextmanager
-def _folder(parent: Path | None) -> Iterator[Path]:
-    if parent is not None:
-        parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="standfast-bench-", dir=parent) as name:
-        yield Path(name).absolute()
-
-
-def _versions(log: BenchLog) -> Json:
-    import os
-    import platform
-    from importlib.metadata import version
-
-    from standfast._version import __version__
-
-    if log.kind == SQLITE:
-        from standfast.replication.embedded.db import SQLITE_VERSION
-
-        of_log = {"sqlite": SQLITE_VERSION}
-    else:
-        of_log = {"kafka": log.broker or "not known", "confluent-kafka": version("confluent-kafka")}
-    return {
-        "standfast": __version__,
-        "python": platform.python_version(),
-        "rocksdict": version("rocksdict"),
-        **of_log,
-        "platform": platform.platform(),
-        "cores": os.cpu_count(),
-    }
+    peak = "" if one.get("peak_rss_bytes") is None else str(one["peak_rss_bytes"] // MIB)
+    return [one["name"], *figures, one["unit"], used, peak, one["what"]]

@@ -15,73 +15,51 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
-from standfast.ops.bench.log import SQLITE, BenchLog
 from standfast.ops.bench.step import Step, start
-from standfast.store.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from standfast.ops.shared.output import Output
+from standfast.ops.demo.place import Place
+from standfast.ops.shared.output import Output
+from standfast.store.errors import InternalError
 
 Json: TypeAlias = dict[str, Any]
 LOOK_MS = 1_000
-MEMORY_ALLOWANCE_BYTES = 200 << 20  # a restore may take this much beside the memory setting
 
 
 @dataclass(frozen=True)
 class Bench:
     """One call of the command: its settings, its log, and the step that all its runs vary."""
 
-    program: ClassVar[str] = "standfast.ops.bench.child"
+    program: ClassVar[str] = "standfast.ops.bench.step"
     settings: Json
-    log: BenchLog
+    place: Place
     step: Step
     out: Output
 
-    def restore(self) -> tuple[list[Json], list[Json]]:
-        """Restores, each beside the speed at which the same log can be read at all."""
-        cases = [("restore_distinct", "distinct keys", replace(self.step, versions=1))]
-        if self.step.versions > 1:
-            text = f"{self.step.versions} versions a key"
-            cases += [
-                ("restore_versions_near", f"{text}, within 10,000 records", replace(self.step, order="near")),
-                ("restore_versions_far", f"{text}, as far apart as the log allows", self.step),
-            ]
-        measures, ratios = [], []
-        for name, what, case in cases:
-            folder = Path(case.folder) / name
-            case = replace(case, folder=str(folder), app=f"{self.log.prefix}-{name.removeprefix('restore_')}")
+    def restores(self) -> list[Json]:
+        """Restores of each case."""
+        measures = []
+        for name, (what, case) in self._cases().items():
+            case = replace(case, folder=str(Path(case.folder) / name), app=f"{case.app}-{name}")
             self._run(replace(case, step="fill"), f"fill the log: {what}")
-            yardstick, read = (
-                ("log", "fetched and discarded") if self.log.kind == SQLITE else ("bare", "consumed by a bare loop")
-            )
-            ways = self._ways(name, case)
-            sides = [(f"{yardstick}: {what}", replace(case, step=yardstick))]
-            sides += [(f"{way}: {what}", one) for way, one in ways.items()]
-            raw, *found = self._rounds(sides)
-            shutil.rmtree(folder, ignore_errors=True)
-            self.log.forget(case.app)
-            fetched = self._measure(f"{name}_{yardstick}", f"the same log {read}; {what}", raw)
-            restored = {
-                way: self._measure(way, f"empty directory until the gate is open; {what}", runs) | self._memory(runs)
-                for way, runs in zip(ways, found, strict=True)
-            }
-            measures += [*restored.values(), fetched]
-            share = "share of the speed at which the log can be read at all"
-            ratios += [self._ratio(one, fetched, share) for one in restored.values()]
-            batches = restored.pop(f"{name}_workers_0", None)
-            if batches is not None:
-                ratios += [self._ratio(one, batches, "bulk beside batches") for one in restored.values()]
-        return measures, ratios
+            sides = self._sides(name, case)
+            found = self._rounds([(f"{side}: {what}", step) for side, step in sides.items()])
+            measures += [self._measure(side, what, runs) for side, runs in zip(sides, found, strict=True)]
+            shutil.rmtree(case.folder, ignore_errors=True)
+            self.place.forget(case.app)
+        return measures
 
-    def _ways(self, name: str, case: Step) -> dict[str, Step]:
+    def _cases(self) -> dict[str, tuple[str, Step]]:
+        """The changelogs by name, in words and as a step: distinct keys, and several versions a key."""
+        cases = {"restore_distinct": ("distinct keys", replace(self.step, versions=1))}
+        if self.step.versions > 1:
+            cases["restore_versions_near"] = (f"{self.step.versions} versions a key, near each other", self.step)
+        return cases
+
+    def _sides(self, name: str, case: Step) -> dict[str, Step]:
         """The restores of a case by name: as a session does it, or with each number of workers in the arguments."""
-        case = replace(case, step="restore")
-        workers = self.settings["workers"]
-        if not workers:
-            return {name: case}
-        return {f"{name}_workers_{number}": replace(case, workers=number) for number in workers}
+        ways = {f"{name}_workers_{number}": number for number in self.settings["workers"]} or {name: None}
+        return {way: replace(case, step="restore", workers=workers) for way, workers in ways.items()}
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 
@@ -102,8 +80,6 @@ class Bench:
         return found
 
     def _run(self, step: Step, what: str) -> Json:
-        from standfast.store.errors import InternalError
-
         with self.out.progress(what, 1) as bar, start(self.program, step) as child:
             found: list[Json] = []
             while child.ended is None:
@@ -115,56 +91,20 @@ class Bench:
 
     # -- figures ------------------------------------------------------------------------------------------------------
 
-    def _measure(self, name: str, what: str, runs: list[Json], unit: str = "records/s") -> Json:
-        """The figures of runs; `unit` is "records/s", or "ms" for a measure that is no rate."""
-        figures = [run["rate" if unit == "records/s" else "elapsed_ms"] for run in runs]
-        waited = [run["waited_for_cpu_ms"] for run in runs]
-        elapsed_ms = sum(run["elapsed_ms"] for run in runs)
-        used = [run.get("cpu_ms") for run in runs]
+    def _measure(self, name: str, what: str, runs: list[Json]) -> Json:
+        """The figures of runs."""
+        rates, peaks = [run["rate"] for run in runs], [run.get("peak_rss_bytes", 0) for run in runs]
+        used = [run["cpu_ms"] * 1_000 / run["records"] for run in runs if run.get("cpu_ms") is not None]
         return {
             "name": name,
             "what": what,
-            "unit": unit,
+            "unit": "records/s",
             "records": runs[0]["records"],
-            "median": median(figures),
-            "min": min(figures),
-            "max": max(figures),
+            "median": median(rates),
+            "min": min(rates),
+            "max": max(rates),
             # Of all threads of the process: other work on the machine moves it less than the rate.
-            "cpu_us": None
-            if unit == "ms" or None in used
-            else median(run["cpu_ms"] * 1_000 / run["records"] for run in runs),
-            # Time that threads spent ready but without a processor: how busy the machine was with other work.
-            "waited_share": None if None in waited else sum(waited) / elapsed_ms,
+            "cpu_us": median(used) if used else None,
+            "peak_rss_bytes": max(peaks) or None,
             "runs": runs,
-        }
-
-    def _ratio(self, measure: Json, other: Json, what: str) -> Json:
-        """The median over the rounds: sides of one round meet the same other work of the machine, runs apart do not."""
-        if not all(run["rate"] for run in other["runs"]):
-            raise InvalidRequest(
-                f"{other['name']}: no record was processed in the time that counts, so nothing stands beside it: give "
-                "more --records, or run it while the machine is less busy"
-            )
-        rounds = [one["rate"] / two["rate"] for one, two in zip(measure["runs"], other["runs"], strict=True)]
-        return {
-            "name": f"{measure['name']} / {other['name']}",
-            "value": median(rounds),
-            "min": min(rounds),
-            "max": max(rounds),
-            "rounds": rounds,
-            "what": what,
-        }
-
-    def _memory(self, runs: list[Json]) -> Json:
-        """Peak memory of the process that restores, and its bound."""
-        bound = self.settings["memory_bytes"] + MEMORY_ALLOWANCE_BYTES
-        in_bulk = any(run["runs_ingested"] for run in runs)
-        # The workers of a bulk restore have a budget of their own.
-        if in_bulk:
-            bound += self.settings["restore_memory_bytes"]
-        peaks = [run["peak_rss_bytes"] for run in runs if run["peak_rss_bytes"] is not None]
-        return {
-            "peak_rss_bytes": max(peaks, default=None),
-            "peak_rss_bound_bytes": bound,
-            "peak_rss_within_bound": max(peaks) <= bound if peaks else None,
         }

@@ -1,5 +1,5 @@
 """The command `standfast`."""
 
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 
 __all__ = ["main"]

@@ -3,7 +3,7 @@
 Rules of this file: it only calls the command.
 """
 
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

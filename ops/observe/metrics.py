@@ -21,7 +21,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from standfast._version import __version__
 from standfast.ops.observe.metrics_list import METRICS, Metric
 from standfast.ops.observe.metrics_servers import (
     HttpNumbers,
@@ -32,6 +31,7 @@ from standfast.ops.observe.metrics_servers import (
     resp_server_samples,
 )
 from standfast.ops.observe.metrics_values import Buckets, Labels, Sample, Value, buckets, session_samples
+from standfast.store.base.version import __version__
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError
 from standfast.store.log import as_event, logger

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from standfast.replication.placement.pauses import FAILOVER, PLANNED
+from standfast.replication.pauses import FAILOVER, PLANNED
 from standfast.restore.plan import (
     DIVERGED,
     NO_LOCAL_STATE,
@@ -24,7 +24,7 @@ from standfast.restore.plan import (
 )
 from standfast.store.histogram import Histogram, Histograms
 from standfast.stream.punctuation import PunctuationType
-from standfast.stream.snapshots.counts import ABANDONED, COMPLETE
+from standfast.stream.snapshot_counts import ABANDONED, COMPLETE
 from standfast.stream.stream_time import CLOCK_KEY
 from standfast.stream.task.statistics import (
     CALL_OUTCOMES,

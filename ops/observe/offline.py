@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from standfast.ops.observe.reads import Part
-from standfast.restore.verify.at_rest import MEMORY_BYTES, TaskAtRest, cut_of, definitions_of, rows_of, tasks_of
+from standfast.restore.verify.at_rest import MEMORY_BYTES, TaskAtRest, definitions_of, rows_of, tasks_of
 from standfast.store import serde as serdes
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import InvalidRequest, NotReady, UnknownStore
 from standfast.store.names import few
 from standfast.store.rocks.engine import RocksEngine, RocksShared
-from standfast.store.task.commit_record import INGESTING_KEY, StoreTimes, decode_ingesting
+from standfast.store.task.commit_record import INGESTING_KEY, StoreTimes, decode_ingesting, read_record
 from standfast.store.task.state_dir import check_marker
 from standfast.store.task.task_stores import AnyStore
 from standfast.store.types.kinds import definition_spec, open_store
@@ -48,7 +48,7 @@ class OfflineStores:
         self.ingesting = frozenset(decode_ingesting(engine.get(DEFAULT_FAMILY, INGESTING_KEY), where))
         self.task = task
         self.engine = engine
-        self.cut = cut_of(engine, where)
+        self.cut = read_record(engine, where)
         self.definitions = definitions_of(engine, where)
 
     def part(self, name: str) -> Part:

@@ -14,7 +14,7 @@ from standfast.ops.observe.metrics_values import buckets
 from standfast.ops.observe.placement import placement_of_status
 from standfast.store.disk import DiskState
 from standfast.store.histogram import Histogram, Histograms
-from standfast.stream.snapshots.counts import SnapshotCounts
+from standfast.stream.snapshot_counts import SnapshotCounts
 from standfast.stream.task.states import TaskState
 from standfast.stream.task.statistics import CALL_OUTCOMES, SessionCounters, SessionStatistics
 from standfast.stream.task.task import Task

@@ -22,7 +22,7 @@ from standfast.replication.log import LockHolder
 from standfast.restore.replay.bulk import BulkStatistics
 from standfast.store.disk import DiskState, Space
 from standfast.store.histogram import Histogram, Histograms
-from standfast.stream.snapshots.counts import DownloadStatistics, SnapshotCounts, StoredSnapshot
+from standfast.stream.snapshot_counts import DownloadStatistics, SnapshotCounts, StoredSnapshot
 from standfast.stream.task.statistics import (
     CALL_OUTCOMES,
     RestoreStatistics,

@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from standfast.ops.observe.clocks import clocked, waits_for
 from standfast.ops.observe.verdict import Json, duration, size, store_key, stores_of, verdict
@@ -38,7 +37,6 @@ from standfast.ops.page.model import (
 )
 from standfast.ops.shared.kinds import OPS
 
-DATA = Path(__file__).with_name("data")
 ROWS_MAX = 200
 TASKS_MAX = 2_000  # a thousand tasks are 0.47 MB of page, rendered in 40 ms
 # A state is a word and a shape too, since not every reader sees colours.
@@ -309,7 +307,7 @@ def _limited(table: str, rows: Iterable[Row]) -> Iterator[tuple[str, str]]:
 def templates() -> Environment:
     """The templates of `data/`, with the filters and names that they use."""
     # StrictUndefined, because a misspelt name would else be an empty cell.
-    found = Environment(loader=FileSystemLoader(DATA), autoescape=True, undefined=StrictUndefined)
+    found = Environment(loader=PackageLoader("standfast.ops.page", "data"), autoescape=True, undefined=StrictUndefined)
     filters: dict[str, Any] = {
         "age": age,
         "ago": ago,

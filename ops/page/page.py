@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from pathlib import Path
+from importlib.resources import files
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,7 +30,7 @@ from standfast.store.clock import Clock, SystemClock
 
 RETRY_MS = 1_000
 SEND_S_MAX = 10.0
-DATA = Path(__file__).with_name("data")
+DATA = files("standfast.ops.page") / "data"
 FILES = {
     "page.css": "text/css; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",

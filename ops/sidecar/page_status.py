@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from standfast._version import __version__
 from standfast.ops.config.config import Loaded
 from standfast.ops.config.show import DEFAULT, rows
 from standfast.ops.observe.metrics_servers import HttpNumbers, RespNumbers
@@ -21,6 +20,7 @@ from standfast.ops.observe.status import histogram_document
 from standfast.ops.page.model import percentile
 from standfast.ops.security.audit import Audit
 from standfast.ops.sidecar.engine.statistics import CALL_BUCKETS_S
+from standfast.store.base.version import __version__
 from standfast.store.histogram import Histogram
 from standfast.store.log import as_event, logger
 

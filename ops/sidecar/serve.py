@@ -26,7 +26,6 @@ from typing import Any
 
 import uvloop
 
-from standfast._version import __version__
 from standfast.ops.config.config import Loaded
 from standfast.ops.config.rules import socket_problem
 from standfast.ops.config.types import Config
@@ -54,6 +53,7 @@ from standfast.ops.sidecar.systemd import Notifier
 from standfast.replication.kafka.address import KafkaAddress
 from standfast.replication.tail.open_log import open_log, parse_address
 from standfast.restore.snapshot.opening import missing_library
+from standfast.store.base.version import __version__
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, Held, StandfastError
 from standfast.store.log import as_event, logger

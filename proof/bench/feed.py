@@ -49,7 +49,6 @@ def measures_ms(found: Mapping[str, Sequence[float]], parts: Mapping[str, str], 
             "max": max(figures),
             # `quantiles` needs two figures.
             "p90": quantiles(figures, n=10, method="inclusive")[-1] if len(figures) > 1 else figures[0],
-            "waited_share": None,
             "runs": [{"elapsed_ms": figure} for figure in figures],
         }
         for name, figures in found.items()

@@ -1,4 +1,4 @@
-"""The measures of the benches beyond restores: their runs, their order, and the figures made of them.
+"""The measures of the benches: restores beside the speed of reading, and all others; ratios of their figures.
 
 Rules of this file: as `standfast.ops.bench.measures`, whose rounds and figures it takes; nothing is timed here.
 """
@@ -14,8 +14,9 @@ from bench.feed import measures_ms
 from bench.step import Step
 from standfast.ops.bench import measures
 from standfast.ops.bench import step as restores
-from standfast.ops.bench.log import SQLITE
 from standfast.ops.bench.step import APP
+from standfast.ops.demo.place import EMBEDDED
+from standfast.store.errors import InvalidRequest
 from standfast.stream.task.settings import LEASE_DEFAULT_MS
 
 Json: TypeAlias = dict[str, Any]
@@ -23,6 +24,7 @@ GUARANTEES = {
     "exactly_once": "one log transaction over changelog and source offset, then the local batch",
     "at_least_once": "changelog acknowledged, then the local batch, then the source offset",
 }
+YARDSTICKS = ("_log", "_bare")  # of restores: the log's own reader; on Kafka its client alone
 WRITES = ("write", "produce", "transact")  # steps that write to topics of their own
 READS = {
     "get": "get of present keys, in random order",
@@ -39,10 +41,36 @@ class Bench(measures.Bench):
     program: ClassVar[str] = "bench.child"
     step: Step
 
+    def restore(self) -> tuple[list[Json], list[Json]]:
+        """Restores as `standfast bench restore`, each beside the speed at which the same log can be read at all."""
+        measures = self.restores()
+        named = {one["name"]: one for one in measures}
+        restored = [one for one in measures if not one["name"].endswith(YARDSTICKS)]
+        ratios = []
+        for one in restored:
+            case = one["name"].partition("_workers_")[0]
+            read = next(named[case + yardstick] for yardstick in YARDSTICKS if case + yardstick in named)
+            ratios.append(self._ratio(one, read, "share of the speed at which the log can be read at all"))
+            batches = named.get(f"{case}_workers_0")
+            if batches is not None and one is not batches:
+                ratios.append(self._ratio(one, batches, "bulk beside batches"))
+        return measures, ratios
+
+    def _cases(self) -> dict[str, tuple[str, restores.Step]]:
+        cases = super()._cases()
+        if self.step.versions > 1:
+            text = f"{self.step.versions} versions a key, as far apart as the log allows"
+            cases["restore_versions_far"] = (text, replace(self.step, order="far"))
+        return cases
+
+    def _sides(self, name: str, case: restores.Step) -> dict[str, restores.Step]:
+        yardstick = YARDSTICKS[self.place.kind != EMBEDDED]
+        return super()._sides(name, case) | {name + yardstick: replace(case, step=yardstick.removeprefix("_"))}
+
     def write(self) -> tuple[list[Json], list[Json]]:
         """Put and commit; on Kafka under both guarantees, beside the client's bare produce loop and transactions."""
         puts = f"store.put, and task.commit with a source offset every {self.step.batch:,} records"
-        if self.log.kind == SQLITE:
+        if self.place.kind == EMBEDDED:
             (runs,) = self._rounds([("write", replace(self.step, step="write"))])
             return [self._measure("put_commit", puts, runs)], []
         steps = [(name, replace(self.step, step="write", guarantee=name)) for name in GUARANTEES]
@@ -70,20 +98,21 @@ class Bench(measures.Bench):
     def standby(self) -> tuple[list[Json], list[Json]]:
         """Speed of standbys, and the time until they run, beside an instance with an empty directory."""
         tasks = self.settings["tasks"]
-        self._run(replace(self.step, step="fill", versions=1), f"fill the changelogs of {tasks} tasks")
+        # In the order of their numbers, so that each task's keys are known.
+        self._run(replace(self.step, step="fill", versions=1, order="far"), f"fill the changelogs of {tasks} tasks")
         warm, cold = self._rounds(
             [
                 ("standbys take over", replace(self.step, step="standby")),
                 ("an empty directory takes over", replace(self.step, step="cold")),
             ]
         )
-        self.log.forget(self.step.app)
+        self.place.forget(self.step.app)
         what = f"{tasks} tasks assigned until the gate is open"
         tailed = self._measure(
             "standby_tail", "empty directory to the ends of the changelogs", [one["tail"] for one in warm]
         )
         followed, started = (
-            self._measure(f"take_over_{name}", f"{what}; {text}", [one["take_over"] for one in runs], "ms")
+            self._measure_ms(f"take_over_{name}", f"{what}; {text}", [one["take_over"] for one in runs])
             for name, text, runs in (("standby", "standbys at the ends", warm), ("cold", "an empty directory", cold))
         )
         return [tailed, followed, started], [self._ratio(followed, started, "how many times faster a standby runs")]
@@ -93,7 +122,7 @@ class Bench(measures.Bench):
         runs, lease_ms = self.settings["runs"], self.step.lease_ms or LEASE_DEFAULT_MS
         with self.out.progress(f"kill the owner {runs} times, lease {lease_ms} ms", runs) as bar:
             found = failover.rounds(self.step, runs, lease_ms, bar.advance)
-        self.log.forget(self.step.app)
+        self.place.forget(self.step.app)
         return measures_ms({name: [one[name] for one in found] for name in failover.PARTS}, failover.PARTS), []
 
     def handover(self) -> tuple[list[Json], list[Json]]:
@@ -107,7 +136,7 @@ class Bench(measures.Bench):
             f"restart {restarts.INSTANCES} instances, one after the other", restarts.INSTANCES
         ) as bar:
             restarted = restarts.rolling(self.step, bar.advance)
-        self.log.forget(self.step.app)
+        self.place.forget(self.step.app)
         found = {"workers": moved, "instance_joins": joined, "instance_leaves": left}
         measured = [one for name, figures in found.items() for one in measures_ms(figures, handover.PARTS, f"{name}_")]
         return [*measured, *measures_ms(restarted, restarts.PARTS, "restarts_")], []
@@ -165,11 +194,36 @@ class Bench(measures.Bench):
             ratios += [gain, other, share | {"rounds": shares, "what": "share of the bare processes' gain"}]
         return [*apps, *bare], ratios
 
+    # -- figures ------------------------------------------------------------------------------------------------------
+
+    def _measure_ms(self, name: str, what: str, runs: list[Json]) -> Json:
+        """The figures of runs whose time is the measure, and no rate."""
+        took = [run["elapsed_ms"] for run in runs]
+        figures = {"unit": "ms", "median": median(took), "min": min(took), "max": max(took), "cpu_us": None}
+        return self._measure(name, what, runs) | figures
+
+    def _ratio(self, measure: Json, other: Json, what: str) -> Json:
+        """The median over the rounds: sides of one round meet the same other work of the machine, runs apart do not."""
+        if not all(run["rate"] for run in other["runs"]):
+            raise InvalidRequest(
+                f"{other['name']}: no record was processed in the time that counts, so nothing stands beside it: give "
+                "more --records, or run it while the machine is less busy"
+            )
+        rounds = [one["rate"] / two["rate"] for one, two in zip(measure["runs"], other["runs"], strict=True)]
+        return {
+            "name": f"{measure['name']} / {other['name']}",
+            "value": median(rounds),
+            "min": min(rounds),
+            "max": max(rounds),
+            "rounds": rounds,
+            "what": what,
+        }
+
     def _once(self, step: restores.Step, what: str) -> Json:
         if not isinstance(step, Step) or step.step not in WRITES:
             return super()._once(step, what)
         # Topics of its own: a run must not find the rows of the one before.
-        own = replace(step, app=f"{self.log.prefix}-{step.step}-{step.guarantee}-{step.run}")
+        own = replace(step, app=f"{self.step.app}-{step.step}-{step.guarantee}-{step.run}")
         found = super()._once(own, what)
-        self.log.forget(own.app)
+        self.place.forget(own.app)
         return found

@@ -62,7 +62,7 @@ def write(step: Step) -> Measured:
 
 def produce_bare(step: Step) -> Measured:
     """Write the records of `write` with the Kafka client alone, and wait for their answers after each batch."""
-    from standfast.replication.kafka.bare import BareProducer
+    from bench.bare import BareProducer
 
     keys = [key_of(number, step.key_bytes) for number in range(step.records)]
     values = values_of(step.value_bytes)
@@ -85,7 +85,7 @@ def produce_bare(step: Step) -> Measured:
 
 def transact_bare(step: Step) -> Measured:
     """Write the records of `write` in transactions of the Kafka client alone, each with its source offset."""
-    from standfast.replication.kafka.bare import BareTransactions
+    from bench.bare import BareTransactions
 
     keys = [key_of(number, step.key_bytes) for number in range(step.records)]
     values = values_of(step.value_bytes)

@@ -137,5 +137,4 @@ def _measured(records: int, elapsed_ms: int) -> Measured:
         "elapsed_ms": elapsed_ms,
         "rate": records * 1_000 / max(elapsed_ms, 1),
         "cpu_ms": None,
-        "waited_for_cpu_ms": None,
     }

@@ -19,6 +19,7 @@ class Step(restores.Step):
     """One step of a bench; `workers` are also the processes of an application."""
 
     batch: int = BATCH
+    order: str = "near"  # of the versions of a key in a changelog, or "far"
     guarantee: str = "exactly_once"
     turns: int = 0  # of a loop, as the work for one record
     lease_ms: int | None = None  # None: as an application has it

@@ -1,6 +1,6 @@
 """Figures of `make bench`, as JSON, beside our goals, for our own reports; users see figures only.
 
-    standfast bench restore --json | python proof/benchmarks/bench_goals.py
+    PYTHONPATH=proof python -m bench restore --json | python proof/benchmarks/bench_goals.py
 
 Rules of this file: standard library only. A goal counts only for the sizes for which it is set. The exit code is 1 if a
 goal is missed.
@@ -28,7 +28,7 @@ EITHER = frozenset(GOALS_KAFKA)
 
 def judged(document: Json) -> list[tuple[str, float, float, bool]]:
     """(name, figure, goal, whether it is met) of every figure that has a goal."""
-    kafka = document["log"]["kind"] != "sqlite"
+    kafka = document["log"]["kind"] != "embedded"
     found = []
     if document["bench"] == "failover":
         whole = next(one for one in document["measures"] if one["name"] == "failover")

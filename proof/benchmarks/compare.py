@@ -49,9 +49,9 @@ from compare_runs import AFTER_DEATH_S, CLEAN, KILLED, Ground, Place, lost, prep
 from compare_sides import SYSTEMS, Sides, ensure_environment, family_of
 from compare_snapshots import BYTES, SNAPSHOT, STATES, storages, upload_bytes
 
-from standfast._version import __version__
 from standfast.ops.tools.broker import Broker
 from standfast.replication.tail.open_log import open_log
+from standfast.store.base.version import __version__
 
 HERE = Path(__file__).resolve().parent
 # Scenario: its ground, and the directory with which the restore begins; None: an empty one.

@@ -14,7 +14,7 @@ from time import thread_time_ns
 from typing import Any
 
 from standfast.store import serde
-from standfast.store.native.library import compiled
+from standfast.store.native_module import compiled
 
 RUNS, NS = 301, 200_000  # of one run, about
 ORDER = {

@@ -32,9 +32,8 @@ from typing import Any
 
 from side_standfast import busy
 
-from standfast.ops.bench.child import fill
-from standfast.ops.bench.measures import MEMORY_ALLOWANCE_BYTES
-from standfast.ops.bench.step import KEY_BYTES, STORE, VALUE_BYTES, Step, key_of, memory_bytes, session_of
+from standfast.ops.bench.bench import KEY_BYTES, VALUE_BYTES
+from standfast.ops.bench.step import STORE, Step, fill, key_of, peak_rss_bytes, session_of
 from standfast.ops.tools.broker import Broker
 from standfast.replication.log import TopicPolicy
 from standfast.replication.tail.open_log import open_log
@@ -44,6 +43,7 @@ VERSIONS = 4
 LOG_BYTES = KEY_BYTES + VALUE_BYTES + 20  # of a record in the broker's files, with its share of a batch
 COPY_SHARE = 2.2  # of the rows' bytes: rows that left memory and the files that they are merged to exist side by side
 MEMORY_BYTES = 256 << 20
+MEMORY_ALLOWANCE_BYTES = 200 << 20  # a restore may take this much beside the memory setting
 READY_S = 3_600.0
 FIRST_GROWTH, SECOND_GROWTH = 1.2, 1.6
 WAIT_S = 0.02
@@ -84,7 +84,7 @@ def restore(step: Step) -> dict[str, Any]:
         "drained_us": drained_s / records * 1e6,
         "ready_cpu_us": ready_cpu_s / records * 1e6,
         "drained_cpu_us": drained_cpu_s / records * 1e6,
-        "peak_bytes": memory_bytes("VmHWM"),
+        "peak_bytes": peak_rss_bytes(),
     }
 
 
@@ -98,7 +98,6 @@ def measured(records: int, rounds: int, folder: Path) -> dict[str, Any]:
         value_bytes=VALUE_BYTES,
         memory_bytes=MEMORY_BYTES,
         versions=VERSIONS,
-        order="near",
     )
     with Broker(folder / "broker", say=print) as broker:
         step = replace(step, log=f"kafka://{broker.address}")

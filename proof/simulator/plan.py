@@ -14,7 +14,7 @@ from simulator.faults import STAYS_MS, USUAL, Fault, Kind, draw_fault, draw_faul
 from standfast.restore.gate import Policy
 from standfast.stream.task.settings import Guarantee
 
-FEED_MS = 10_000
+FEED_MS = 8_000
 PROGRAMS = ("count", "windows", "rekeyed")
 TABLE = "table"  # a fourth of the worlds, by a question of its own
 DELETES = "deletes"  # an eighth of them, likewise
@@ -52,17 +52,17 @@ class Plan:
 def draw_plan(seed: int) -> Plan:
     """The plan of a seed."""
     draws = Draws(seed)
-    machines = 2 + draws.below(3, "machines")
+    machines = draws.choice((2, 2, 3, 3, 4), "machines")
     lease_ms = draws.choice((600, 1_500, 3_000), "lease")
     program = TABLE if draws.below(4, "table") == 0 else draws.choice(PROGRAMS, "program")
     program = DELETES if draws.below(8, "deletes") == 0 else program
     faults = list(draw_faults(draws, machines, 1_000, FEED_MS))
-    if program == DELETES:
-        faults.append(draw_fault(draws, ("age",), (Kind.AGE,), machines, 1_000, FEED_MS))
     snapshots = draws.below(3, "snapshots") == 0
     # An application writes to the log by one of two calls: where a fault is at one of them, it decides.
     called: list[Guarantee] = [BY_CALL[fault.call] for fault in (faults[-1], faults[0]) if fault.call in BY_CALL]
     guarantee = called[0] if called else draws.choice(GUARANTEES, "guarantee")
+    if program == DELETES:
+        faults.append(draw_fault(draws, ("age",), (Kind.AGE,), machines, 1_000, FEED_MS))
     # A standby takes over at once: a fault that waits for a restore for long needs worlds without them.
     cold = any(fault.stays_ms > STAYS_MS for fault in faults)
     plan = Plan(
@@ -75,7 +75,7 @@ def draw_plan(seed: int) -> Plan:
         keys=3 + draws.below(20, "keys"),
         records=300 + draws.below(60, "records"),
         feed_ms=FEED_MS,
-        idle_ms=min(draws.choice((50, 100, 200), "idle"), lease_ms // 6),
+        idle_ms=min(draws.choice((100, 250, 400), "idle"), lease_ms // 4),
         standbys=0 if cold else draws.below(min(machines, 3), "standbys"),
         lease_ms=lease_ms,
         commit_interval_ms=draws.choice((50, 200, 1_000), "commit"),

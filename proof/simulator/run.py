@@ -46,6 +46,7 @@ from simulator.witness import changes
 from simulator.world import Machine, World
 from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.topics.app_topics import PLACEMENT
 from standfast.store.disk import AGAIN_MS
 from standfast.store.errors import InvalidRequest
 from standfast.store.log import logger
@@ -54,6 +55,7 @@ from standfast.store.names import changelog_topic
 LOOK_MS = 100
 NO_ROOM = (Kind.FULL, Kind.READ_ONLY)
 CRAWL_MS = 30.0
+PLACEMENTS = TopicPartition(APP + PLACEMENT, 0)
 TRANSACTION_MS = 10_000  # as the product asks of brokers
 REST_MS = 30_000  # of simulated time, from the last fault's end to rest
 FIRST_MS = 500  # from one start to the next one, at first
@@ -338,6 +340,7 @@ class _Run:
         """A member has claimed an id: as far as it has seen, the owner before has died or processes that task no more.
 
         One that claims by what it saw before the owner was there, or alive again, is late: the log fences the other.
+        So is one to which the log withholds newer placements and reports.
         """
         since_ms, self._claims[name] = self._claims.get(name, 0), self.world.monotonic_ms()
         machine = self.world.machine()
@@ -349,7 +352,9 @@ class _Run:
         lease = self.hand.log.group(before.group).leases.get(before.member_id)
         if lease is None or lease.deadline_ms <= self.world.monotonic_ms():
             return
-        knows = machine.looked_ms > max(since_ms, lease.since_ms)
+        placements = self.log.find(PLACEMENTS)
+        withheld = placements is not None and placements.visible(self.world.monotonic_ms()) < placements.end
+        knows = machine.looked_ms > max(since_ms, lease.since_ms) and not withheld
         if knows and any(one.owns(before.member_id, name) for one in self.instances):
             self.history.alarm("claims", f"{self.world.who()} takes {name} from {before.member_id}, which processes it")
 

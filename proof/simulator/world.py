@@ -48,7 +48,7 @@ class Machine:
         self.cut_until_ms = self.slow_until_ms = -1.0
         self.stands = False  # its process is stopped, as by SIGSTOP
         self.waiting: list[Fault] = []  # faults that wait for their place
-        self.looked_ms = 0.0  # when a process of it last saw who is alive
+        self.looked_ms = 0  # when a process of it last saw who is alive
         self.raises: Counter[Kind] = Counter()  # exceptions that the application's code and listeners are to raise
         self.calls: Counter[str] = Counter()  # by name, of all its processes
         self._scheduler = scheduler
@@ -166,7 +166,7 @@ class World:
             self._wait_for_answer(machine, name)
         result = effect()
         if name == "group.view":
-            machine.looked_ms = self.now_ms
+            machine.looked_ms = self.monotonic_ms()
         if fault is not None and after:
             self._meet(fault, machine, name)
         if of_log and name in CHANGES and (self.now_ms < machine.cut_until_ms or lost):

@@ -2,9 +2,10 @@
 
     native()        the compiled module with librdkafka found, or the reason against it
     refused_by      the reason in a log's own settings
+    module_for      the choice for all clients of a log
 
 The module uses the librdkafka that the confluent_kafka package has loaded, by its path in the process's own memory map,
-wherever it came from: there is never a second copy. `store/native/library.py` finds the module itself.
+wherever it came from: there is never a second copy. `store/native_module.py` finds the module itself.
 
 Rules of this file: it opens no client. A reason is a sentence without a full stop, for `standfast doctor` and
 `standfast --version`.
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from standfast.replication.kafka.callbacks import ERROR
-from standfast.store.native.library import Native, compiled
+from standfast.store.native_module import Native, compiled
 
 MAPS = Path("/proc/self/maps")
 LIBRARY = "librdkafka"
@@ -41,6 +42,11 @@ def refused_by(functions: frozenset[str]) -> str:
 def _with_client(module: Any) -> Native:
     import_module("confluent_kafka")  # loads librdkafka
     return with_library(module, loaded())
+
+
+def module_for(functions: frozenset[str]) -> Any:
+    """The module for the clients of a log that was given these functions; None: confluent_kafka's clients serve it."""
+    return None if refused_by(functions) else native().module
 
 
 def loaded() -> list[str]:

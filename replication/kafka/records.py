@@ -20,7 +20,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.record_limits import Headers as SomeHeaders
 from standfast.replication.record_limits import TopicLimits, most_bytes, pieces
 from standfast.store.errors import InvalidRequest
-from standfast.store.native.library import compiled
+from standfast.store.native_module import compiled
 from standfast.store.timestamps import TIMESTAMP_MAX_MS
 from standfast.store.value_timestamp import TIMESTAMP_BYTES, RowChanges, headed_columns
 

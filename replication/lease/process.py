@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Mapping
 
-from standfast.replication.lease.progress import LOST, RENEWED, STALLED, TRIES, LeaseProgress
+from standfast.replication.progress import LOST, RENEWED, STALLED, TRIES, LeaseProgress
 from standfast.store.clock import Clock
 from standfast.store.log import as_event, child_environment, logger
 from standfast.store.process import forks

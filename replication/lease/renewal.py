@@ -22,7 +22,6 @@ from standfast.replication.busy import Busy
 
 RENEWALS_PER_LEASE = 5
 MEMBER_MS = 15  # of lease for each member of the group
-REPLAY_BYTES_PER_MS = 4_096  # measured: reopening replays 26 MB of WAL a second; a fifth of it on a crowded machine
 
 
 class StallWatch:
@@ -71,8 +70,3 @@ def lease_in_group_ms(lease_ms: int, members: int) -> int:
 def renewal_interval_ms(lease_ms: int) -> int:
     """Interval between renewals: a fifth of the lease, so that some may fail."""
     return max(lease_ms // RENEWALS_PER_LEASE, 1)
-
-
-def replay_allowance_ms(wal_bytes: int) -> int:
-    """Time beyond `max_stall` that an open may take to replay a WAL of this size, in ms."""
-    return wal_bytes // REPLAY_BYTES_PER_MS

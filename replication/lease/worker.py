@@ -25,7 +25,9 @@ import signal
 import sys
 from typing import Any
 
-from standfast.replication.lease.progress import (
+from standfast.replication.lease.renewal import BusyWatch, StallWatch, lease_in_group_ms, renewal_interval_ms
+from standfast.replication.log import Group, Log
+from standfast.replication.progress import (
     ALLOWED,
     GAP,
     LOOKED,
@@ -36,8 +38,6 @@ from standfast.replication.lease.progress import (
     TRIES,
     LeaseProgress,
 )
-from standfast.replication.lease.renewal import BusyWatch, StallWatch, lease_in_group_ms, renewal_interval_ms
-from standfast.replication.log import Group, Log
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Corruption, Fenced, StandfastError, Unavailable

@@ -22,8 +22,8 @@ from enum import StrEnum
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.placement.formats import FORMAT, read_known
+from standfast.replication.placement.task_ranges import parse_ranges, task_ranges
 from standfast.replication.shapes import Count, Shape, dump
-from standfast.replication.task_ranges import parse_ranges, task_ranges
 from standfast.store.errors import InvalidRequest
 
 CHECKPOINT_KEY = b"checkpoint"

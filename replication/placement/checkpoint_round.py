@@ -21,9 +21,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from enum import Enum, auto
 
+from standfast.replication.checkpoint_flow import Flow
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.placement.checkpoint import Order, OrderState, PartReport
-from standfast.replication.placement.checkpoint_flow import Flow
 from standfast.store.timestamps import duration_text
 
 NAMED_MOST = 5  # tasks that a reason names

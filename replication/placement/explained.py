@@ -22,8 +22,8 @@ from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.formats import FORMAT, read_known
 from standfast.replication.placement.model import Fact, Reason, Round
+from standfast.replication.placement.task_ranges import parse_ranges, task_ranges
 from standfast.replication.shapes import Count, Shape, dump
-from standfast.replication.task_ranges import parse_ranges, task_ranges
 
 REASONS_KEY = b"reasons"
 MOVES = b"moves/"

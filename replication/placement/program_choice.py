@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from standfast.replication.placement.programs import Shapes, difference
 from standfast.replication.placement.records import Generation, PlacementState, Report
+from standfast.replication.programs import Shapes, difference
 from standfast.replication.takeover import Traits
 from standfast.store.log import as_event, logger
 from standfast.store.names import few

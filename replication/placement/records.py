@@ -24,6 +24,7 @@ from typing import Any
 
 from standfast.replication.log import Outgoing, Record
 from standfast.replication.offsets import TaskId
+from standfast.replication.pauses import Left, Pause
 from standfast.replication.placement.checkpoint import (
     CHECKPOINT_KEY,
     COMPLETE_KEY,
@@ -42,10 +43,9 @@ from standfast.replication.placement.checkpoint import (
 from standfast.replication.placement.explained import MOVES, REASONS_KEY, read_reasons
 from standfast.replication.placement.formats import FORMAT, read_known
 from standfast.replication.placement.model import Assignment
-from standfast.replication.placement.pauses import Left, Pause
-from standfast.replication.placement.programs import GroupShape, Shapes, bounded
+from standfast.replication.placement.task_ranges import parse_ranges, task_ranges
+from standfast.replication.programs import GroupShape, Shapes, bounded
 from standfast.replication.shapes import Count, Shape, dump, read
-from standfast.replication.task_ranges import parse_ranges, task_ranges
 from standfast.store.errors import Corruption, InvalidRequest
 
 RECORD_BYTES_MAX = 500_000  # half of a broker's default for one record

@@ -15,9 +15,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from standfast.replication.offsets import TaskId
+from standfast.replication.pauses import Pause
 from standfast.replication.placement.explained import Moved, Reasons, read_moves, read_reasons
 from standfast.replication.placement.model import Assignment, MoveKind, Reason
-from standfast.replication.placement.pauses import Pause
 from standfast.replication.placement.reasons import words_of
 from standfast.replication.placement.records import PlacementState, Report
 from standfast.replication.takeover import Traits

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.task_ranges import task_ranges
+from standfast.replication.placement.task_ranges import task_ranges
 from standfast.store.log import as_event, logger
 from standfast.store.names import few
 

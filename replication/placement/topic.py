@@ -21,7 +21,6 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.placement.checkpoint import Order, Pointer, Request, order_records, request_record
 from standfast.replication.placement.explained import Codes, codes_of, moves_record, reasons_record
 from standfast.replication.placement.model import Assignment, Round
-from standfast.replication.placement.programs import Shapes, bounded
 from standfast.replication.placement.records import (
     Generation,
     PlacementState,
@@ -30,6 +29,7 @@ from standfast.replication.placement.records import (
     instances_of,
     report_record,
 )
+from standfast.replication.programs import Shapes, bounded
 from standfast.replication.topics.app_topics import PLACEMENT
 from standfast.store.clock import Clock, real_clock
 from standfast.store.errors import Fenced, Held, InvalidRequest, StateLost, Unavailable, UnknownStore
@@ -174,8 +174,10 @@ class PlacementTopic:
             explained=explained,
         )
         reach("placement.decided")
+        # Also if its answer is lost: a second generation under this number would be old news to those who have read it.
+        self._generation, self._published = numbered.generation, self._published | named
         self._transact(records)
-        self._generation, self._published = published.assignment.generation, named
+        self._published = named
         self.state.valid, self.state.valid_ms = published, now_ms  # its records come with a later look
         if why is not None:
             self._explained, self._codes = why, codes_of(why)

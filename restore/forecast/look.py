@@ -35,13 +35,13 @@ from standfast.restore.snapshot.fetch import find_usable, holds_database
 from standfast.restore.snapshot.manifest import Snapshot
 from standfast.restore.snapshot.names import SnapshotName
 from standfast.restore.snapshot.planning import Judged, judge, judge_store, newest_first
-from standfast.restore.verify.at_rest import cut_of, definitions_of, open_task
+from standfast.restore.verify.at_rest import definitions_of, open_task
 from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.names import changelog_topic, few
 from standfast.store.rocks.damage import noted_families
 from standfast.store.rocks.seal import check_seal
-from standfast.store.task.commit_record import INGESTING_KEY, decode_ingesting
+from standfast.store.task.commit_record import INGESTING_KEY, decode_ingesting, read_record
 from standfast.store.task.definitions_file import STORES_FILE, parse
 from standfast.store.task.state_dir import check_marker
 from standfast.store.types.segments import store_of_family
@@ -321,7 +321,7 @@ def _read(engine: Engine, directory: Path) -> _Found:
             with engine.scan(family) as scan:
                 if next(iter(scan), None) is not None:
                     with_rows.add(store)
-    positions = cut_of(engine, where).positions
+    positions = read_record(engine, where).positions
     tags = {name: at.tag for name, at in positions.items()}
     return _Found(Local(positions, frozenset(with_rows), lost), definitions_of(engine, where), tags)
 

@@ -22,9 +22,11 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from standfast.replication.columns import LazyColumns, RecordColumns, Span
 from standfast.replication.log import Record
+from standfast.store.buffer.rows import StoreRows
+from standfast.store.buffer.write_buffer import WriteBuffer
 from standfast.store.errors import Corruption, InternalError
 from standfast.store.memory import MemoryEngine
-from standfast.store.native.library import compiled
+from standfast.store.native_module import compiled
 from standfast.store.rocks.errors import translate
 from standfast.store.rocks.sst import (
     BLOCK_BYTES,
@@ -36,12 +38,10 @@ from standfast.store.rocks.sst import (
     sorted_batches,
     write_batches,
 )
-from standfast.store.rows import StoreRows
 from standfast.store.specs import StoreSpec
 from standfast.store.types.kinds import open_store
 from standfast.store.types.segments import family_name, segment_interval_ms, segment_start_ms
 from standfast.store.types.typed import FamilyRows
-from standfast.store.write_buffer import WriteBuffer
 
 # Memory of Python beside the bytes of a key and a row: two objects' heads (33 bytes each, rounded up), a place in a
 # dictionary that is doubled when it is two thirds full, and one in the sorted list.

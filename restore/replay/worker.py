@@ -117,7 +117,9 @@ class Worker:
             before_ms = skip_before_ms(tail, retention_ms=spec.kept_ms, lead_ms=getattr(spec, spec.traits.lead))
             if before_ms is not None:
                 first = self._log.admin.first_offsets({job.changelog: before_ms})[job.changelog]
-                start = min(max(first, start), job.end)
+                # The last record is as late as that. A broker finds none where people have cut the log: its search ends
+                # with the begin's segment, if a removed record there is as late.
+                start = max(first, start) if first < job.end else start
         return start, tail.observed_ms
 
     def _tail(self, reader: LogReader) -> Tail | None:

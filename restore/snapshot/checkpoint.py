@@ -14,9 +14,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from standfast._version import __version__
 from standfast.restore.files.manifest_files import sha256_of
 from standfast.restore.snapshot.manifest import Cut, CutPosition, Snapshot, SnapshotFile, SnapshotMade
+from standfast.store.base.version import __version__
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.file_errors import told

@@ -42,7 +42,6 @@ from standfast.restore.snapshot.logged_rows import drop_rows, lifted, records_of
 from standfast.restore.snapshot.manifest import Snapshot
 from standfast.restore.snapshot.names import SnapshotName
 from standfast.restore.snapshot.storage import Storage
-from standfast.restore.verify.at_rest import cut_of
 from standfast.store import files
 from standfast.store.clock import Clock
 from standfast.store.engine import DEFAULT_FAMILY, Engine
@@ -52,7 +51,14 @@ from standfast.store.file_errors import told
 from standfast.store.log import as_event, logger
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.open_engine import open_engine
-from standfast.store.task.commit_record import CUT_KEY, CommitRecord, Position, StoreTimes, parse_source_key
+from standfast.store.task.commit_record import (
+    CUT_KEY,
+    CommitRecord,
+    Position,
+    StoreTimes,
+    parse_source_key,
+    read_record,
+)
 from standfast.store.task.state_dir import StateDir
 
 MEMORY_BYTES = 64 << 20
@@ -250,7 +256,7 @@ class _Run:
         for part in self._plan.parts:
             task = part.snapshot.task
             with closing(open_engine(self._scratches[task], shared=self._shared, read_only=True)) as engine:
-                record = cut_of(engine, str(self._scratches[task]))
+                record = read_record(engine, str(self._scratches[task]))
                 # The changelogs before the record of the local state, which may then name the positions after them.
                 positions[task] = self._write_rows(writer, part, engine, record, topic_ids)
             offsets |= _offsets_of(self._plan, part, record, positions[task])
@@ -310,7 +316,7 @@ class _Run:
         scratch, target = self._scratches[task], self._state.task_path(task)
         # In the scratch directory, so that the task's own never holds positions of the old topics.
         with closing(open_engine(scratch, shared=self._shared)) as engine:
-            record = cut_of(engine, str(scratch))
+            record = read_record(engine, str(scratch))
             # The rows of such a store come from the log alone, where some have other timestamps than in the files.
             times = dict(record.stores)
             for store in (store for store, at in positions.items() if at.replayed):
@@ -321,7 +327,7 @@ class _Run:
         if holds_database(target):
             # No instance ran since the mark, so it is the earlier run's; another directory would be older state.
             with closing(open_engine(target, shared=self._shared, read_only=True)) as engine:
-                if _offsets(cut_of(engine, str(target))) != _offsets(record):
+                if _offsets(read_record(engine, str(target))) != _offsets(record):
                     raise InvalidRequest(
                         f"{target} holds other state than this restore would put there: move it away, and run again"
                     )

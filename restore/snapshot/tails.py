@@ -23,7 +23,7 @@ from standfast.restore.plan import LogState
 from standfast.restore.snapshot.manifest import CutPosition, Snapshot
 from standfast.restore.snapshot.planning import fits
 from standfast.restore.snapshot.points import Candidate, TailSeen
-from standfast.restore.verify.at_rest import cut_of, view
+from standfast.restore.verify.at_rest import view
 from standfast.store.clock import Clock
 from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import InvalidRequest, StateLost, Unavailable
@@ -31,7 +31,7 @@ from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.open_engine import open_engine
 from standfast.store.serde import by_name
 from standfast.store.specs import StoreSpec
-from standfast.store.task.commit_record import CUT_KEY, CommitRecord, StoreTimes
+from standfast.store.task.commit_record import CUT_KEY, CommitRecord, StoreTimes, read_record
 from standfast.store.types.kinds import definition_spec
 
 FETCH_RECORDS = 5_000
@@ -198,7 +198,7 @@ def advance(tails: Tails, snapshot: Snapshot, directory: Path, point: Mapping[st
         raise Unavailable(f"snapshot {snapshot.name}: {found}: choose the point again")
     applied = 0
     with closing(open_engine(directory, shared=shared)) as engine:
-        record = cut_of(engine, str(directory))
+        record = read_record(engine, str(directory))
         for name, changelog in sorted(found.items()):
             target = point[name]
             if target <= changelog.at.offset:

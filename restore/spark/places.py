@@ -48,7 +48,6 @@ from standfast.restore.spark.task_files import open_fetched
 from standfast.restore.verify.at_rest import (
     MEMORY_BYTES,
     StoreAtRest,
-    cut_of,
     definitions_of,
     find_tasks,
     open_task,
@@ -60,7 +59,7 @@ from standfast.store.engine import Engine
 from standfast.store.errors import Held, InvalidRequest, UnknownStore
 from standfast.store.names import few
 from standfast.store.rocks.engine import RocksEngine, RocksShared
-from standfast.store.task.commit_record import Position, StoreTimes
+from standfast.store.task.commit_record import Position, StoreTimes, read_record
 from standfast.store.task.definitions_file import STORES_FILE, parse
 from standfast.store.types.kinds import definition_spec
 
@@ -280,7 +279,7 @@ def _of_snapshot(snapshot: Snapshot) -> dict[str, Described]:
 
 def _of_database(place: Place, note: str) -> dict[str, Described]:
     with open_database(place, None) as engine:
-        cut = cut_of(engine, str(place))
+        cut = read_record(engine, str(place))
         return {
             name: Described(definition, cut.positions.get(name), cut.stores.get(name, StoreTimes()), note=note)
             for name, definition in definitions_of(engine, str(place)).items()

@@ -27,7 +27,6 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from standfast._version import __version__
 from standfast.replication.log import Log
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.shapes import fit, plain
@@ -46,6 +45,7 @@ from standfast.restore.verify.at_rest import MEMORY_BYTES, view
 from standfast.restore.verify.import_tasks import link_files
 from standfast.restore.verify.preflight import Preflight
 from standfast.restore.verify.store_rows import rows_in_order
+from standfast.store.base.version import __version__
 from standfast.store.errors import InternalError, InvalidRequest, StateLost
 from standfast.store.failpoint import reach
 from standfast.store.rocks.engine import RocksEngine, RocksShared

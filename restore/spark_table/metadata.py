@@ -24,10 +24,10 @@ from standfast.restore.spark.places import Place, manifest_of, open_database, pl
 from standfast.restore.spark_table.options import Given
 from standfast.restore.spark_table.stores import StorePlace
 from standfast.restore.verify.at_rest import definitions_of
-from standfast.store.engine import DEFAULT_FAMILY, Engine
+from standfast.store.engine import Engine
 from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.names import few
-from standfast.store.task.commit_record import CUT_KEY, CommitRecord, Position, StoreTimes
+from standfast.store.task.commit_record import Position, StoreTimes, read_record
 from standfast.store.types.segments import parse_family
 
 COLUMNS = {
@@ -98,8 +98,7 @@ def _of_manifest(place: Place) -> Iterator[dict[str, Any]]:
 def _of_task(place: Place) -> Iterator[dict[str, Any]]:
     # Rows of no store are needed, so that little is fetched from object storage.
     with open_database(place, None) as engine:
-        raw = engine.get(DEFAULT_FAMILY, CUT_KEY)
-        cut = CommitRecord.decode(raw, str(place)) if raw is not None else CommitRecord()
+        cut = read_record(engine, str(place))
         for name, definition in sorted(definitions_of(engine, str(place)).items()):
             times = cut.stores.get(name, StoreTimes())
             sizes = _sizes(engine, name)

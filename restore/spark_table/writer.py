@@ -28,7 +28,6 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from standfast._version import __version__
 from standfast.replication import shapes
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
@@ -40,6 +39,7 @@ from standfast.restore.spark.source import absolute
 from standfast.restore.spark_table.encode import Encoder
 from standfast.restore.spark_table.options import Given, described_store, kept_definition
 from standfast.restore.spark_table.runs import Builder, Part, builder_of, by_partition, disjoint, merged
+from standfast.store.base.version import __version__
 from standfast.store.clock import SystemClock
 from standfast.store.errors import BadConfig, InvalidRequest, UnknownStore
 from standfast.store.names import check_name

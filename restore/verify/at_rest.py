@@ -20,18 +20,24 @@ from typing import Any
 
 from standfast.replication.offsets import TaskId
 from standfast.replication.shapes import Shape, read
+from standfast.store.buffer.rows import StoreRows
+from standfast.store.buffer.write_buffer import WriteBuffer
 from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import InvalidRequest, UnknownStore
 from standfast.store.names import few
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.open_engine import open_engine
-from standfast.store.rows import StoreRows
 from standfast.store.specs import StoreSpec
-from standfast.store.task.commit_record import CUT_KEY, STORES_KEY, CommitRecord, Position, StoreTimes, decode_record
+from standfast.store.task.commit_record import (
+    STORES_KEY,
+    Position,
+    StoreTimes,
+    decode_record,
+    read_record,
+)
 from standfast.store.task.state_dir import MARKER, find_app, owner_pid
 from standfast.store.task.task_stores import AnyStore
 from standfast.store.types.kinds import definition_spec, open_store
-from standfast.store.write_buffer import WriteBuffer
 
 MEMORY_BYTES = 64 << 20  # block cache of all opened tasks together
 
@@ -119,19 +125,13 @@ def definitions_of(engine: Engine, where: str) -> dict[str, Any]:
     return {} if raw is None else decode_record(raw, where)
 
 
-def cut_of(engine: Engine, where: str) -> CommitRecord:
-    """A task's commit record; an empty one before the first commit."""
-    raw = engine.get(DEFAULT_FAMILY, CUT_KEY)
-    return CommitRecord() if raw is None else CommitRecord.decode(raw, where)
-
-
 def store_of(engine: Engine, name: str, where: str) -> StoreAtRest:
     """A store of an open task. Raises UnknownStore."""
     definitions = definitions_of(engine, where)
     if name not in definitions:
         known = few(sorted(definitions)) or "none"
         raise UnknownStore(f"{where} has no store {name!r}: it has {known}")
-    cut = cut_of(engine, where)
+    cut = read_record(engine, where)
     times = cut.stores.get(name, StoreTimes())
     spec = definition_spec(name, definitions[name])
     return StoreAtRest(view(engine, spec, times), definitions[name], cut.positions.get(name), times)

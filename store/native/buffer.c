@@ -1,6 +1,6 @@
-/* The write buffer of a task, compiled: see store/buffer.py, whose `WriteBuffer` and `StoreWriter` do the same in Python.
+/* The write buffer of a task, compiled: see store/buffer/buffer.py, whose `WriteBuffer` and `StoreWriter` do the same in Python.
  *
- *     Buffer     rows, changes and their size; store/buffer.py has what is not done for each record
+ *     Buffer     rows, changes and their size; store/buffer/buffer.py has what is not done for each record
  *     Writer     puts of one store ──> `enter`: the one place where rows and changes enter, and are counted
  *     encoder    a key or a value ──> its bytes, or an error that names part and store
  *
@@ -543,7 +543,7 @@ static PyType_Slot buffer_slots[] = {
 };
 
 static PyType_Spec buffer_spec = {
-    "standfast.store.native._native.Buffer", sizeof(Buffer), 0,
+    "standfast.store._native.Buffer", sizeof(Buffer), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_BASETYPE, buffer_slots,
 };
 
@@ -622,7 +622,7 @@ static PyType_Slot writer_slots[] = {
 };
 
 static PyType_Spec writer_spec = {
-    "standfast.store.native._native.Writer", sizeof(Writer), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, writer_slots,
+    "standfast.store._native.Writer", sizeof(Writer), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, writer_slots,
 };
 
 int init_buffer(PyObject *module)

@@ -1,4 +1,4 @@
-/* The table of the module `standfast.store.native._native`.
+/* The table of the module `standfast.store._native`.
  *
  * Rules of this file: names and their homes; one interpreter a process (single-phase initialisation says so). */
 #include "native.h"
@@ -20,7 +20,7 @@ static PyMethodDef functions[] = {
      "encoder(serialize, refuse, plain) -> encode\n\nA function for bytes of a key or a value. `refuse(error)` answers "
      "where `serialize` fails, and for None, without an error. Whether the serde is that of bytes: then these pass."},
     {"putter", putter, METH_VARARGS,
-     "putter(writer, family, encode_key, encode_value, time_of) -> put\n\nSee `Buffer.putter` in store/buffer.py."},
+     "putter(writer, family, encode_key, encode_value, time_of) -> put\n\nSee `Buffer.putter` in store/buffer/buffer.py."},
     {"digest_of", digest_of, METH_O,
      "digest_of(path) -> int\n\n64 bits that accidents to a file change; not against an attacker. Raises OSError."},
     {"merge", merge_files, METH_VARARGS,
@@ -50,7 +50,7 @@ PyMODINIT_FUNC PyInit__native(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
-    native_error = PyErr_NewException("standfast.store.native._native.Error", NULL, NULL);
+    native_error = PyErr_NewException("standfast.store._native.Error", NULL, NULL);
     if (native_error == NULL || PyModule_AddObjectRef(module, "Error", native_error) < 0 || init_client(module) < 0 ||
         init_producer(module) < 0 || init_pieces(module) < 0 || init_fold(module) < 0 ||
         init_spill(module) < 0 || init_buffer(module) < 0) {

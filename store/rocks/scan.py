@@ -11,7 +11,6 @@ Rules of this file: it gets an iterator that has been placed, and imports nothin
 from __future__ import annotations
 
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -19,6 +18,7 @@ from standfast.store.closing import Closing
 from standfast.store.engine import Row
 from standfast.store.errors import Closed, Corruption, StandfastError
 from standfast.store.process import forks
+from standfast.store.process.tracebacks import clear_frames
 from standfast.store.rocks.errors import translate
 
 SCAN_ROWS_FIRST = 16  # most scans are short; a long one soon reads in full chunks
@@ -127,8 +127,10 @@ class RocksScan(Closing):
                     chunk, more = _drain(self._iterator, self._chunk_rows)
                 if not more:
                     self._iterator.status()
-            except Exception as error:
-                traceback.clear_frames(error.__traceback__)  # the frames hold the iterator, and it holds the directory
+            except BaseException as error:
+                clear_frames(error)  # the frames hold the iterator, and it holds the directory
+                if not isinstance(error, Exception):
+                    raise
                 self._failure = translate(error, self._where)
                 self._release()
                 if isinstance(self._failure, Corruption):

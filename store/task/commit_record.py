@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import Corruption, InvalidRequest
 
 CUT_KEY = b"cut"
@@ -123,6 +124,12 @@ class CommitRecord:
             )
         except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:
             raise Corruption(f"{where}: the task record lacks a part ({error!r}): restore the task") from error
+
+
+def read_record(engine: Engine, where: str) -> CommitRecord:
+    """A task's record; an empty one before the first commit. Raises Corruption."""
+    raw = engine.get(DEFAULT_FAMILY, CUT_KEY)
+    return CommitRecord() if raw is None else CommitRecord.decode(raw, where)
 
 
 def source_key(topic: str, partition: int) -> str:

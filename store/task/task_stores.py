@@ -21,8 +21,10 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from standfast.store import files
-from standfast.store.buffer import BOUND_DEFAULT_BYTES, Buffer
-from standfast.store.buffer_part import Part
+from standfast.store.buffer.buffer import BOUND_DEFAULT_BYTES, Buffer
+from standfast.store.buffer.part import Part
+from standfast.store.buffer.rows import RowLimits, StoreRows
+from standfast.store.buffer.twins import buffer_type
 from standfast.store.clock import measured_ns
 from standfast.store.disk import DiskGuard
 from standfast.store.engine import DEFAULT_FAMILY, Engine, EngineStatistics, KeyRange, Prepared
@@ -32,12 +34,10 @@ from standfast.store.file_errors import NoRoom, told
 from standfast.store.log import as_event, logger
 from standfast.store.memory import MemoryEngine
 from standfast.store.names import few
-from standfast.store.native.twins import buffer_type
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.lookups import hidden_row
 from standfast.store.rocks.open_engine import open_engine
 from standfast.store.rocks.wal import refuse_damaged_wal
-from standfast.store.rows import RowLimits, StoreRows
 from standfast.store.specs import StoreSpec, as_stored, definition_changes
 from standfast.store.task import definitions_file
 from standfast.store.task.commit_record import (
@@ -51,6 +51,7 @@ from standfast.store.task.commit_record import (
     encode_copying,
     encode_definitions,
     encode_ingesting,
+    read_record,
 )
 from standfast.store.task.heads import SegmentHeads
 from standfast.store.task.state_dir import check_marker, write_marker
@@ -134,9 +135,7 @@ class TaskStores:
         try:
             self.cut = self._load()
             self._create_families(app, shared)
-            self.stores: dict[str, AnyStore] = {
-                one.name: self._open_store(one, self.buffer) for one in self.specs.values()
-            }
+            self.stores: dict[str, AnyStore] = {one.name: self._open_store(one, self.buffer) for one in specs}
         except BaseException:
             self.engine.close()
             raise
@@ -563,9 +562,8 @@ class TaskStores:
         where = str(self.directory)
         # Any damage of the record is reported for the default family, which no restore of a store can mend.
         try:
-            raw_cut = self.engine.get(DEFAULT_FAMILY, CUT_KEY)
             raw_stores = self.engine.get(DEFAULT_FAMILY, STORES_KEY)
-            cut = CommitRecord.decode(raw_cut, where) if raw_cut is not None else CommitRecord()
+            cut = read_record(self.engine, where)
             self._stored = stored = decode_record(raw_stores, where) if raw_stores is not None else {}
             marked = decode_ingesting(self.engine.get(DEFAULT_FAMILY, INGESTING_KEY), where)
             if cut.task not in ("", self.task):

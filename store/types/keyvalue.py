@@ -15,10 +15,10 @@ from operator import add
 from typing import Never, cast
 
 from standfast.store.arguments import MISSING, checked, no_option, pairs_of
+from standfast.store.buffer.rows import StoreIterator, StoreRows
 from standfast.store.engine import Row
 from standfast.store.errors import InvalidRequest, StandfastError
 from standfast.store.results import ValueAndTimestamp
-from standfast.store.rows import StoreIterator, StoreRows
 from standfast.store.specs import K, KeyValueStore, V
 from standfast.store.types.typed import (
     NO_TIMESTAMP,

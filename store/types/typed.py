@@ -16,9 +16,9 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, Generic, Never, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
+from standfast.store.buffer.rows import StoreRows
 from standfast.store.engine import KeyRange
 from standfast.store.errors import InvalidRequest
-from standfast.store.rows import StoreRows
 from standfast.store.serde import Part, Serde, is_plain, serde_error
 from standfast.store.specs import K, StoreSpec, V
 from standfast.store.types.key_ranges import number_order

@@ -15,10 +15,10 @@ from typing import cast
 
 from standfast.store import window_key
 from standfast.store.arguments import checked
+from standfast.store.buffer.rows import StoreIterator, StoreRows
 from standfast.store.engine import Row
 from standfast.store.errors import InvalidRequest
 from standfast.store.results import ValueAndTimestamp, Windowed
-from standfast.store.rows import StoreIterator, StoreRows
 from standfast.store.specs import K, V, WindowStore
 from standfast.store.types.key_ranges import Span
 from standfast.store.types.segmented import SegmentedStore

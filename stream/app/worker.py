@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from standfast.replication.lease.progress import LeaseProgress
+from standfast.replication.progress import LeaseProgress
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.task.settings import LEASE_DEFAULT_MS, SessionSettings
 from standfast.stream.topology.assembly import Assembled

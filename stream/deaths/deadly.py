@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from standfast.replication.deaths import DEATHS_MAX, Death, Place, find_deaths, forget_deaths, told_deaths
 from standfast.replication.log import Group, Notes
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.clock import Clock
 from standfast.store.errors import InvalidRequest, StandfastError, WorkerFailed
 from standfast.store.log import as_event, logger
 from standfast.store.process.in_hand import DESERIALIZE
+from standfast.stream.deaths.deaths import DEATHS_MAX, Death, Place, find_deaths, forget_deaths, told_deaths
 from standfast.stream.session.session import Session
 from standfast.stream.task.task import Task
 from standfast.stream.topology.nodes import SubTopology

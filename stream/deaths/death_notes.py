@@ -16,11 +16,11 @@ import signal
 from contextlib import closing
 from pathlib import Path
 
-from standfast.replication.deaths import Death, death_of, note_death
 from standfast.replication.log import Group
 from standfast.store.errors import Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.process.in_hand import FOLDER, HeldRecord, InHand, LastWords, last_words, left_behind
+from standfast.stream.deaths.deaths import Death, death_of, note_death
 from standfast.stream.session.session import Session
 
 OWN_SIGNALS = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT))

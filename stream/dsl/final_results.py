@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from standfast.replication.log import Headers
-from standfast.store.buffer import Buffer
+from standfast.store.buffer.buffer import Buffer
 from standfast.stream import open_windows
 from standfast.stream.open_windows import Entry, OpenWindows
 from standfast.stream.record import Record

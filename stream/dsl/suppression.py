@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from standfast.replication.log import Headers
-from standfast.store.buffer import Buffer
+from standfast.store.buffer.buffer import Buffer
 
 OVERHEAD_BYTES = 200  # estimate for the entry and its tuple
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, MutableSequence
 from typing import Any
 
-from standfast.replication.lease.progress import LOOP, LeaseProgress
+from standfast.replication.progress import LOOP, LeaseProgress
 from standfast.store.process.in_hand import INPUT
 from standfast.stream.punctuation import Callback, PunctuationQueue, PunctuationType
 from standfast.stream.runtime.guard import Guard

@@ -22,9 +22,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from standfast.replication.fetch_limits import LIMITS
-from standfast.replication.lease.progress import LOOP
 from standfast.replication.log import Record
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.progress import LOOP
 from standfast.replication.record_limits import RecordRefused
 from standfast.store.clock import Clock
 from standfast.store.errors import (
@@ -444,11 +444,11 @@ class Loop:
     def _reopen_due(self) -> None:
         now_ms = self._clock.monotonic_ms()
         self._reopen_at |= dict.fromkeys(self._deadly.due(self._session.held_tasks()), now_ms)
-        for task_id, at_ms in list(self._reopen_at.items()):
-            if now_ms < at_ms:
+        for task_id in [one for one, at_ms in self._reopen_at.items() if at_ms <= now_ms]:
+            task = self._session.held_tasks().get(task_id)
+            if task is not None and task.leaving:
                 continue
             del self._reopen_at[task_id]
-            task = self._session.held_tasks().get(task_id)
             if task is None or task.state not in GONE:
                 continue
             try:

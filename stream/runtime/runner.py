@@ -26,10 +26,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from standfast.replication.lease.progress import LOOP, LeaseProgress
 from standfast.replication.log import Record as LogRecord
 from standfast.replication.log import TopicInfo
 from standfast.replication.offsets import TopicPartition
+from standfast.replication.progress import LOOP, LeaseProgress
 from standfast.store.clock import Clock
 from standfast.store.errors import Corruption, InternalError, InvalidRequest
 from standfast.store.failpoint import reach

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from standfast.replication.lease.progress import LOOP, LeaseProgress
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.progress import LOOP, LeaseProgress
 from standfast.store.clock import Clock
 from standfast.store.errors import InvalidRequest
 from standfast.store.log import as_event, logger

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from standfast.replication.lease.progress import LeaseProgress
 from standfast.replication.listeners import Listeners
 from standfast.replication.log import Group, Log, LogReader
 from standfast.replication.placement.topic import PlacementTopic
+from standfast.replication.progress import LeaseProgress
 from standfast.replication.tail.tailer import Tailer
 from standfast.restore.gate import Gate
 from standfast.restore.replay.restorer import Restorer
@@ -25,7 +25,7 @@ from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.instance import Instance
 from standfast.stream.session.membership import Membership
 from standfast.stream.session.writers import Writers
-from standfast.stream.snapshots.counts import Downloads
+from standfast.stream.snapshot_counts import Downloads
 from standfast.stream.task.closing import Closings
 from standfast.stream.task.groups import TaskGroup
 from standfast.stream.task.opener import TaskOpener

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.pauses import Left
+from standfast.replication.pauses import Left
 from standfast.store.clock import Clock
 from standfast.stream.task.states import TaskState
 from standfast.stream.task.task import Task

@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 
-from standfast.replication.lease.progress import WORK
+from standfast.replication.checkpoint_flow import Flow
 from standfast.replication.listeners import PROMOTED
 from standfast.replication.log import LogWriter
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.checkpoint_flow import Flow
+from standfast.replication.pauses import Left
 from standfast.replication.placement.model import Settings
-from standfast.replication.placement.pauses import Left
 from standfast.replication.placement.topic import PlacementTopic
+from standfast.replication.progress import WORK
 from standfast.replication.takeover import MemberPlan, Traits
 from standfast.restore.foreign_offsets import FOREIGN_OFFSETS
 from standfast.restore.plan import CORRUPT, RESUME

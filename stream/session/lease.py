@@ -22,9 +22,9 @@ from typing import Any, Protocol
 from standfast.replication.busy import Busy
 from standfast.replication.kafka.callbacks import needs_this_process
 from standfast.replication.lease.process import LeaseProcess
-from standfast.replication.lease.progress import ALLOWED, GAP, LOOKED, STALLED, STALLS, LeaseProgress
 from standfast.replication.lease.renewal import BusyWatch, StallWatch, renewal_interval_ms
 from standfast.replication.log import Group
+from standfast.replication.progress import ALLOWED, GAP, LOOKED, STALLED, STALLS, LeaseProgress
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import Corruption, Unavailable
 from standfast.store.log import as_event, logger

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.pauses import Left
+from standfast.replication.pauses import Left
 from standfast.store.clock import Clock
 from standfast.store.log import as_event, logger
 from standfast.stream.session.giving_up import GivenUp
@@ -98,6 +98,8 @@ class LocalPart:
                 closes = True
                 if self._shares or not self._given.add(task):
                     self._close(task_id)
+                else:
+                    task.leaving = True  # others may open it at once: the loop neither runs it nor opens it again
             elif task.role == "standby" and task_id not in active | standby:
                 surplus.append(task_id)
         self._let_go(waiting)

@@ -28,20 +28,19 @@ from typing import Protocol, TypeAlias
 from standfast.replication.busy import IDLE, Busy
 from standfast.replication.log import GroupView
 from standfast.replication.offsets import TaskId
+from standfast.replication.pauses import FAILOVER, PLANNED, Deaths, Pause, PauseWatch, newest
 from standfast.replication.placement.busy_lead import BusyLead, is_busy
 from standfast.replication.placement.checkpoint import Order, PartReport
 from standfast.replication.placement.model import Assignment, Away, Copy, CopyState, Member, Round, Settings, View
 from standfast.replication.placement.no_room import Shortages
-from standfast.replication.placement.pauses import FAILOVER, PLANNED, Deaths, Pause, PauseWatch, newest
 from standfast.replication.placement.place import is_changed, place
 from standfast.replication.placement.program_choice import Members, Programs
-from standfast.replication.placement.programs import Shapes
 from standfast.replication.placement.records import Generation, PlacementState, Report, instances_of
 from standfast.replication.placement.seen import PlacementSnapshot
 from standfast.replication.placement.start_wait import StartWait
 from standfast.replication.placement.topic import PlacementTopic
+from standfast.replication.programs import Shapes
 from standfast.replication.takeover import Traits, plans
-from standfast.restore.verify.on_disk import RowsOnDisk
 from standfast.store.clock import boot_id
 from standfast.store.errors import Fenced, StandfastError
 from standfast.store.log import as_event, logger
@@ -50,6 +49,7 @@ from standfast.stream.session.local_part import Part
 from standfast.stream.session.membership import Membership
 from standfast.stream.session.writers import Writers
 from standfast.stream.snapshots.coordinator import Coordinator, Lead
+from standfast.stream.task.rows_on_disk import RowsOnDisk
 from standfast.stream.task.statistics import SessionCounters
 
 FIRST_LOOK_MS = 2_000  # of reading rows on disk, before an instance reports for the first time

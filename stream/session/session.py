@@ -18,13 +18,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from standfast.replication import log_care
+from standfast.replication.checkpoint_flow import Flow
 from standfast.replication.kafka.callbacks import with_settings
-from standfast.replication.lease.progress import WORK, LeaseProgress
 from standfast.replication.listeners import Listener, Listeners
 from standfast.replication.log import Group, GroupView, Log, LogReader
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.checkpoint_flow import Flow
+from standfast.replication.progress import WORK, LeaseProgress
+from standfast.replication.tail import log_care
 from standfast.replication.tail.fetch_pipeline import FetchPipeline
 from standfast.replication.tail.open_log import disk_guard, open_log, parse_address
 from standfast.store.arguments import checked, flag_problems, list_problems, refuse
@@ -68,8 +68,8 @@ from standfast.stream.session.session_tasks import (
 )
 from standfast.stream.session.snapshot import LogFigures, restores_of, session_statistics
 from standfast.stream.signatures import spelled_out
+from standfast.stream.snapshot_counts import Downloads
 from standfast.stream.snapshots import care as care_of_storage
-from standfast.stream.snapshots.counts import Downloads
 from standfast.stream.snapshots.keeper import SnapshotKeeper
 from standfast.stream.snapshots.parts import CheckpointParts
 from standfast.stream.source_gate import OpenTask

@@ -14,7 +14,7 @@ from standfast.store.errors import Corruption, Unavailable, UnknownStore
 from standfast.store.task.commit_record import Position
 from standfast.store.task.task_stores import WRITE_STOPPED
 from standfast.stream.session.instance import Instance
-from standfast.stream.snapshots.counts import DownloadStatistics
+from standfast.stream.snapshot_counts import DownloadStatistics
 from standfast.stream.stream_time import CLOCK_KEY
 from standfast.stream.task.states import GONE
 from standfast.stream.task.statistics import (

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.pauses import Left
+from standfast.replication.pauses import Left
 from standfast.replication.takeover import decide, plans, standby_wanted
 from standfast.stream.session.membership import Membership
 from standfast.stream.session.writers import Writers

@@ -15,9 +15,9 @@ from concurrent.futures import wait
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from standfast.replication.lease.progress import WORK, LeaseProgress
 from standfast.replication.log import LogReader
 from standfast.replication.offsets import TaskId
+from standfast.replication.progress import WORK, LeaseProgress
 from standfast.restore.log_states import diverged
 from standfast.restore.plan import LogState
 from standfast.restore.snapshot.manifest import Snapshot
@@ -32,7 +32,7 @@ from standfast.store.rocks.engine import RocksShared
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.store.task.task_stores import TaskStores
-from standfast.stream.snapshots.counts import NONE, RESTORED, STORE, UNANSWERED, Downloads, SnapshotCounts
+from standfast.stream.snapshot_counts import NONE, RESTORED, STORE, UNANSWERED, Downloads, SnapshotCounts
 
 if TYPE_CHECKING:
     from standfast.restore.snapshot.fetch import Restored  # imported when it is used, as its functions are

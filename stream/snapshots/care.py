@@ -22,7 +22,7 @@ from standfast.store.errors import Corruption, StandfastError, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.process.interrupts import Flag
 from standfast.store.process.threads import THREADS, Running, Threads
-from standfast.stream.snapshots.counts import FAILED, LISTING, MADE, UNCHANGED, SnapshotCounts, StoredSnapshot
+from standfast.stream.snapshot_counts import FAILED, LISTING, MADE, UNCHANGED, SnapshotCounts, StoredSnapshot
 
 THREAD = "standfast-snapshots"
 TICK_MS = 1_000

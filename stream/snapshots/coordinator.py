@@ -17,16 +17,16 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from standfast.replication.checkpoint_flow import Flow
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint import Order, OrderState, Pointer, Request
-from standfast.replication.placement.checkpoint_flow import Flow
 from standfast.replication.placement.checkpoint_round import CheckpointRound, Do, PartHolders
 from standfast.replication.placement.records import Generation, Report
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.store.errors import InvalidRequest, StandfastError, Unavailable
 from standfast.store.log import as_event, logger
+from standfast.stream.snapshot_counts import ABANDONED, COMPLETE, SnapshotCounts
 from standfast.stream.snapshots.care import StorageCare
-from standfast.stream.snapshots.counts import ABANDONED, COMPLETE, SnapshotCounts
 
 if TYPE_CHECKING:
     from standfast.restore.snapshot.checkpoints import Outcome

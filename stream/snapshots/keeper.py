@@ -30,8 +30,8 @@ from standfast.store.process.threads import THREADS, Threads
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.task.state_dir import StateDir
 from standfast.store.task.task_stores import TaskStores
+from standfast.stream.snapshot_counts import FAILED, MADE, UNCHANGED, SnapshotCounts
 from standfast.stream.snapshots.care import StorageCare
-from standfast.stream.snapshots.counts import FAILED, MADE, UNCHANGED, SnapshotCounts
 
 AGAIN_MS = 60_000  # after a failure, unless the schedule comes first
 SHARES = 1_000  # of an interval: a task's first snapshot comes after its share

@@ -30,7 +30,7 @@ from standfast.store.errors import StandfastError, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.process.interrupts import Flag
 from standfast.store.process.threads import THREADS, Running, Threads
-from standfast.stream.snapshots.counts import SnapshotCounts
+from standfast.stream.snapshot_counts import SnapshotCounts
 from standfast.stream.snapshots.keeper import RunningTask, SnapshotKeeper, on_disk
 
 AGAIN_MS = 1_000

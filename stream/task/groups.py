@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.programs import GroupShape
+from standfast.replication.programs import GroupShape
 from standfast.store.errors import InvalidRequest
 from standfast.store.names import check_topic
 from standfast.store.specs import StoreSpec

@@ -19,12 +19,12 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from standfast.replication.lease.progress import WORK, LeaseProgress
 from standfast.replication.listeners import Listener
 from standfast.replication.log import LOST_END, Group, Log, OffsetsOpen, TopicInfo, TransactionOpen
 from standfast.replication.metadata_parts import group_metadata, with_pieces
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
 from standfast.replication.permissions import Need, changelog_needs
+from standfast.replication.progress import WORK, LeaseProgress
 from standfast.replication.tail.applier import ChangelogApplier
 from standfast.replication.topics.changelog import (
     changelog_problems,
@@ -58,7 +58,7 @@ from standfast.restore.plan import (
     local_position,
     plan_changelog,
 )
-from standfast.restore.verify.on_disk import RowsOnDisk
+from standfast.store.buffer.rows import RowLimits
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import BadConfig, Corruption, InvalidRequest, StandfastError, StateLost
@@ -68,15 +68,15 @@ from standfast.store.names import few
 from standfast.store.process.threads import Threads
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.seal import never_opened
-from standfast.store.rows import RowLimits
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.store.task.task_stores import TaskStores, Unwritten
+from standfast.stream.snapshot_counts import Downloads, SnapshotCounts
 from standfast.stream.snapshots.beginning import FromSnapshot, SnapshotsAway
-from standfast.stream.snapshots.counts import Downloads, SnapshotCounts
 from standfast.stream.task.groups import TaskGroup
 from standfast.stream.task.key_forms import KeyForms
 from standfast.stream.task.mending import Loss, Mender
+from standfast.stream.task.rows_on_disk import RowsOnDisk
 from standfast.stream.task.settings import SessionSettings
 from standfast.stream.task.task import Task
 

@@ -16,10 +16,10 @@ from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
 
-from standfast.replication.lease.progress import WORK, LeaseProgress
 from standfast.replication.log import Committed, Group, OffsetsOpen
 from standfast.replication.metadata_parts import with_pieces
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.progress import WORK, LeaseProgress
 from standfast.replication.tail.tailer import Tailer, TailResult
 from standfast.restore.gate import Gate
 from standfast.restore.replay.restorer import Restorer, RestoreRound

@@ -16,7 +16,7 @@ from standfast.restore.replay.bulk import BulkStatistics
 from standfast.store.disk import DiskState
 from standfast.store.errors import Fenced, StateLost, Unavailable
 from standfast.store.histogram import READ_BUCKETS_S, Histogram, Histograms
-from standfast.stream.snapshots.counts import DownloadStatistics, SnapshotCounts
+from standfast.stream.snapshot_counts import DownloadStatistics, SnapshotCounts
 
 COMMIT_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 ACK_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from standfast.replication.placement.checkpoint_flow import Flow
+from standfast.replication.checkpoint_flow import Flow
 from standfast.replication.topics.app_topics import SOURCE_OFFSETS
 from standfast.store import serde
 from standfast.store.errors import BadConfig

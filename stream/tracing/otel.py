@@ -23,10 +23,10 @@ from opentelemetry.context import Context
 from opentelemetry.propagators.textmap import Getter
 from opentelemetry.trace import Span, SpanKind, StatusCode
 
-from standfast._version import __version__
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Headers
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.store.base.version import __version__
 from standfast.stream.record import Record
 from standfast.stream.trace import InHand, Process
 

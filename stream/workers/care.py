@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from standfast.restore.snapshot.policy import SnapshotPolicy
 from standfast.store.clock import Clock
+from standfast.stream.snapshot_counts import SnapshotCounts
 from standfast.stream.snapshots.care import StorageCare
-from standfast.stream.snapshots.counts import SnapshotCounts
 
 
 class InstanceCare(StorageCare):

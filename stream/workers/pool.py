@@ -18,13 +18,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
-from standfast.replication.deaths import DEATHS_MAX
-from standfast.replication.lease.progress import ALLOWED, LOOP, LeaseProgress
 from standfast.replication.lease.renewal import BusyWatch
 from standfast.replication.offsets import TaskId
+from standfast.replication.pauses import FAILOVER, Left, PauseWatch
 from standfast.replication.placement.checkpoint import Order as CheckpointOrder
 from standfast.replication.placement.checkpoint import part_report
-from standfast.replication.placement.pauses import FAILOVER, Left, PauseWatch
+from standfast.replication.progress import ALLOWED, LOOP, LeaseProgress
 from standfast.store import errors
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, StandfastError, Unavailable, WorkerFailed
@@ -32,10 +31,11 @@ from standfast.store.log import as_event, logger
 from standfast.store.process.program import ProgramProcess
 from standfast.store.timestamps import duration_text
 from standfast.stream.deaths.death_notes import DeathNotes
+from standfast.stream.deaths.deaths import DEATHS_MAX
 from standfast.stream.restart import RestartStrategy
 from standfast.stream.session.local_part import Facts
 from standfast.stream.session.managed import note_pause
-from standfast.stream.snapshots.counts import SnapshotCounts
+from standfast.stream.snapshot_counts import SnapshotCounts
 from standfast.stream.task.statistics import SessionCounters
 from standfast.stream.workers.command import Program
 from standfast.stream.workers.gate import InstanceGate

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
-from standfast.replication.lease.progress import LeaseProgress
+from standfast.replication.progress import LeaseProgress
 from standfast.store.process.program import ProgramProcess
-from standfast.stream.snapshots.counts import SnapshotCounts
+from standfast.stream.snapshot_counts import SnapshotCounts
 from standfast.stream.workers.protocol import (
     Asked,
     Closed,

@@ -15,12 +15,12 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from standfast.replication.offsets import TaskId
+from standfast.replication.pauses import Left
 from standfast.replication.placement.checkpoint import Order as CheckpointOrder
 from standfast.replication.placement.checkpoint import PartReport, PartShape, order_text, part_shape, read_order
-from standfast.replication.placement.pauses import Left
 from standfast.replication.shapes import Shape, line, read
 from standfast.store.errors import InternalError
-from standfast.stream.snapshots.counts import SnapshotCounts
+from standfast.stream.snapshot_counts import SnapshotCounts
 from standfast.stream.workers.orders import HeldTask, Order
 
 

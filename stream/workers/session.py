@@ -15,12 +15,12 @@ from __future__ import annotations
 from typing import Any
 
 from standfast.replication.busy import IDLE, Busy
-from standfast.replication.lease.progress import LeaseProgress
 from standfast.replication.log import Group, GroupView
 from standfast.replication.offsets import TaskId
+from standfast.replication.pauses import Left, newest
 from standfast.replication.placement.checkpoint import Order as CheckpointOrder
 from standfast.replication.placement.checkpoint import PartReport
-from standfast.replication.placement.pauses import Left, newest
+from standfast.replication.progress import LeaseProgress
 from standfast.store.errors import InternalError
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.background import Repeated

@@ -23,18 +23,17 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from standfast.replication.checkpoint_flow import Flow
 from standfast.replication.kafka.callbacks import needs_this_process, with_settings
-from standfast.replication.lease.progress import WORK
-from standfast.replication.log_care import CARE_INTERVAL_MS, care
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.checkpoint_flow import Flow
 from standfast.replication.placement.model import Settings
 from standfast.replication.placement.topic import PlacementTopic
+from standfast.replication.progress import WORK
+from standfast.replication.tail.log_care import CARE_INTERVAL_MS, care
 from standfast.replication.tail.open_log import open_log
 from standfast.replication.takeover import MemberPlan, Traits
 from standfast.replication.topics.changelog import grow_changelogs
 from standfast.restore.replay.bulk import BulkStatistics
-from standfast.restore.verify.on_disk import RowsOnDisk
 from standfast.store.clock import Clock
 from standfast.store.closing import Closing
 from standfast.store.errors import Closed, Held, Unavailable
@@ -53,8 +52,9 @@ from standfast.stream.session.managed import ManagedPlacement
 from standfast.stream.session.membership import Membership, naming_former_id
 from standfast.stream.session.session_tasks import group_of_store
 from standfast.stream.session.writers import Writers
-from standfast.stream.snapshots.counts import MADE, SnapshotCounts
+from standfast.stream.snapshot_counts import MADE, SnapshotCounts
 from standfast.stream.task.groups import TaskGroup, all_specs, all_task_ids, program_of, shapes_of
+from standfast.stream.task.rows_on_disk import RowsOnDisk
 from standfast.stream.task.settings import MEMORY_MIN_BYTES, SessionOptions, SessionSettings
 from standfast.stream.task.statistics import SessionCounters, SessionStatistics
 from standfast.stream.workers.care import InstanceCare

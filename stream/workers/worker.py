@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import traceback
 from collections import deque
 from typing import NoReturn, Protocol
 
-from standfast.replication.lease.progress import LeaseProgress
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint import PartReport
+from standfast.replication.progress import LeaseProgress
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, InternalError, InvalidRequest, Unavailable
 from standfast.store.log import as_event, logger
@@ -32,7 +33,7 @@ from standfast.store.outside import process_id
 from standfast.store.process.interrupts import Flag
 from standfast.store.process.parent import Channel, Parent
 from standfast.store.task.state_dir import StateDir
-from standfast.stream.http_port import answer_supervisor
+from standfast.stream.http_servers import http_servers
 from standfast.stream.runtime.loop import Loop
 from standfast.stream.task.groups import program_of
 from standfast.stream.topology.assembly import Assembled
@@ -178,7 +179,7 @@ class _Worker:
         try:
             session.connect()
             if order.line >= 0:
-                answer_supervisor(session, order.line)
+                http_servers().answer(session, socket.socket(fileno=order.line))
             self._work(session, host.loop(session, assembled))
         except BaseException:
             try:

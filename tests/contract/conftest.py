@@ -31,7 +31,7 @@ from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Log, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import ManualClock
-from standfast.store.native.library import SWITCH
+from standfast.store.native_module import SWITCH
 from support.waits import until
 
 T = TypeVar("T")

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from standfast.store.native.library import compiled
-from standfast.store.native.twins import compiled_buffer
-from standfast.store.write_buffer import WriteBuffer
+from standfast.store.buffer.twins import compiled_buffer
+from standfast.store.buffer.write_buffer import WriteBuffer
+from standfast.store.native_module import compiled
 from support.buffer_twins import compare
 
 

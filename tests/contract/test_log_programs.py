@@ -379,6 +379,7 @@ class Pair(NamedTuple):
 def compare(seed: int, pair: Pair, *, kafka: bool) -> None:
     """Play the program of a seed on both."""
     played: list[Op] = []
+    cut: set[tuple[str, int]] = set()
 
     def both(op: Op) -> None:
         played.append(op)
@@ -390,6 +391,11 @@ def compare(seed: int, pair: Pair, *, kafka: bool) -> None:
         assert found == expected, f"seed {seed}, real {found!r}, simulated {expected!r}\n{story}"
 
     for op in Drawn(seed, kafka=kafka).program():
+        if kafka and op[0] == "truncate":
+            cut.update(op[1])
+        if kafka and op[0] == "first":
+            # A broker's search ends with the segment of the begin, where removed records of that time hide later ones.
+            op = ("first", {source: time_ms for source, time_ms in op[1].items() if source not in cut})
         both(op)
         if kafka and op[0] in ("append", "transact", "open"):
             both(("written", EVERY))  # a marker that comes later than the next record has another offset

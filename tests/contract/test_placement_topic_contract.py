@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ from standfast.replication.placement.records import (
 )
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.store.clock import ManualClock
-from standfast.store.errors import Corruption, Fenced, InvalidRequest
+from standfast.store.errors import CommitUnknown, Corruption, Fenced, InvalidRequest
 from support.serve import wait_for
 from support.waits import until
 
@@ -171,6 +172,30 @@ def test_new_leader_goes_on_from_the_last_generation(instances: Instances) -> No
     after = new.publish(of(b=(T0, T1)))
     assert after.assignment.generation == last.assignment.generation + 1
     assert after.epoch > last.epoch
+
+
+def test_generation_after_one_whose_answer_was_lost_has_a_number_of_its_own_and_is_seen_by_all(
+    instances: Instances, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, other = instances.join("a"), instances.join("b")
+    leader.claim()
+    writer = leader._leader
+    assert writer is not None
+    transact = writer.transact
+
+    def unanswered(*given: Any) -> None:
+        transact(*given)
+        raise CommitUnknown("the log did not answer, so it may or may not be written")
+
+    with monkeypatch.context() as broken, pytest.raises(CommitUnknown):
+        broken.setattr(writer, "transact", unanswered)
+        leader.publish(of(a=(T0,), b=(T1,)))
+    wait_for(lambda: other.look().valid is not None, 10)  # it was written
+    last = leader.publish(of(a=(T0, T1)))
+    assert last.assignment.generation == 2
+    for topic in (leader, other):
+        seen(topic, last)
+    assert other.state.written == {"a"}
 
 
 def test_half_a_generation_and_an_older_epoch_change_nothing(instances: Instances) -> None:

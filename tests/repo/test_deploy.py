@@ -17,7 +17,7 @@ import pytest
 import yaml
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from standfast.ops.cli.command_line import build_parser
+from standfast.ops.command.command_line import build_parser
 from standfast.ops.config.config import load_config
 from standfast.ops.shared import exit_codes
 from standfast.replication.shapes import Shape, fit
@@ -180,7 +180,7 @@ def test_mounts_name_volumes_and_the_settings_fit_the_mounts(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_commands_of_the_probes_answer_for_a_running_sidecar(sidecars: Any, tmp_path: Path) -> None:
-    from standfast.ops.cli.command_line import main
+    from standfast.ops.command.command_line import main
 
     tokens = tmp_path / "tokens.toml"
     tokens.write_text('[[tokens]]\nname = "app"\nrole = "write"\ntoken = "a-token-of-the-application"\n')

@@ -47,7 +47,7 @@ def test_unknown_name_is_an_attribute_error_that_names_it() -> None:
 
 
 def test_front_door_has_a_version() -> None:
-    assert standfast.__version__ == import_module("standfast._version").__version__
+    assert standfast.__version__ == import_module("standfast.store.base.version").__version__
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_application_loads_modules_for_calls_workers_kafka_and_errors_only_where
     # Each of these, or those that it loads, takes milliseconds of every start of every process of a program.
     heavy = ("asyncio", "ssl", "difflib", "tempfile", "sysconfig", "sqlite3", "confluent_kafka", "prometheus_client",
              "standfast.stream.workers.supervisor", "standfast.stream.workers.session", "importlib.metadata", "rich",
-             "obstore", "pyarrow", "jinja2", "http.server", "email", "logging.config")  # fmt: skip
+             "standfast.ops", "obstore", "pyarrow", "jinja2", "http.server", "email", "logging.config")  # fmt: skip
     script = f"""
 import sys
 import standfast as sf

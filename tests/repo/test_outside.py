@@ -59,7 +59,7 @@ EXCEPTIONS: Mapping[tuple[str, str], str] = {
     ("replication/embedded/", FILE_CHANGES): LOG_FILE,
     ("replication/kafka/", DRAWS): KAFKA,
     ("replication/lease/", DRAWS): CHILD,
-    ("replication/lease/", FILE_CHANGES): CHILD,
+    ("replication/progress.py", FILE_CHANGES): "memory that a child process shares",
     ("replication/tail/tailer.py", DRAWS): GIVEN,
     ("restore/replay/restorer.py", DRAWS): GIVEN,
     ("restore/snapshot/at_point.py", FILE_CHANGES): "the folder above a restored state directory, made by a command",

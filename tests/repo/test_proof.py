@@ -19,11 +19,10 @@ from support.prose import code_lines
 pytestmark = pytest.mark.xdist_group("sources")  # one process parses the sources once
 
 SHOWN = ("ops/demo/", "ops/bench/")  # proof that a user runs
-SHOWN_LINES_MAX = 2_400
+SHOWN_LINES_MAX = 1_400
 # Files that may start or fetch programs of others, besides proof and tests: parts of `standfast broker`, those that run
 # Spark, and those that only ask whether a broker listens.
 PROGRAMS = {
-    "ops/bench/log.py": {"broker"},
     "ops/cli/arguments.py": {"kafka_probe"},
     "ops/cli/log/broker.py": {"broker", "broker_state", "kafka_probe"},
     "ops/cli/spark_arguments.py": {"jars", "spark_java"},

@@ -8,6 +8,7 @@ import nothing of ours. Rules for text, lists and folders are in `test_tidy_list
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -64,7 +65,7 @@ PURE = {
     "replication/placement/no_room.py",
     "replication/placement/place.py",
     "replication/placement/quotas.py",
-    "replication/task_ranges.py",
+    "replication/placement/task_ranges.py",
     "replication/placement/reasons.py",
     "replication/placement/standbys.py",
     "replication/standby.py",
@@ -114,6 +115,7 @@ PLAIN = {
     "store/specs.py",
     "replication/log.py",
 }
+NAMED = re.compile(rf"standfast\.({'|'.join(ROOMS)})(\.\w+)+(:\w+)?")  # the whole of a string that names a module
 PURE_LIBRARIES = {"xxhash", "msgpack", "msgspec", "sortedcontainers"}
 PURE_STDLIB = {
     *(
@@ -151,9 +153,9 @@ LIBRARY_HOMES = {
     "h11": ("ops/http",),  # comes with uvicorn
     "uvloop": ("ops/sidecar",),
     "hiredis": ("ops/sidecar/resp",),
-    "rich": ("ops/shared", "ops/demo"),
+    "rich": ("ops/shared",),
     "jinja2": ("restore/report", "ops/page"),
-    "sortedcontainers": ("store/buffer.py", "store/memory.py"),
+    "sortedcontainers": ("store/buffer", "store/memory.py"),
     "msgpack": ("store/serde.py",),
     "obstore": ("restore/snapshot/storage.py",),
     "msgspec": ("replication/shapes.py", "restore/files", "restore/snapshot", "ops/sidecar/control"),
@@ -221,6 +223,13 @@ def imports(source: Source) -> Iterator[tuple[int, str, str]]:
             yield from ((node.lineno, node.module or "", alias.name) for alias in node.names)
 
 
+def named(source: Source) -> Iterator[tuple[int, str, str]]:
+    """As `imports`, of each module that a string names: for `import_module`, for a table, as a program to start."""
+    for node in source.nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and NAMED.fullmatch(node.value):
+            yield node.lineno, node.value.partition(":")[0], ""
+
+
 def references(source: Source) -> Iterator[tuple[int, str]]:
     """(line, dotted name) of every imported or used name, aliases resolved: `t.sleep` becomes `time.sleep`."""
     known: dict[str, str] = {}
@@ -252,7 +261,7 @@ def check_import_direction(source: Source, paths: frozenset[str]) -> Iterator[st
     allowed = ROOMS[: ROOMS.index(source.room) + 1]
     for line, module, name in imports(source):
         parts = module.split(".")
-        if parts[0] != "standfast" or module == "standfast._version":
+        if parts[0] != "standfast":
             continue
         room = parts[1] if len(parts) > 1 else name if module == "standfast" and name in ROOMS else None
         if room is None:
@@ -261,6 +270,16 @@ def check_import_direction(source: Source, paths: frozenset[str]) -> Iterator[st
             yield f"{source.path}:{line}: {source.room} must not import {room} (rooms import only {', '.join(allowed)})"
         elif our_path(module, name, paths).endswith("__init__.py"):
             yield f"{source.path}:{line}: imports a folder's __init__, which makes cycles; import the module itself"
+
+
+def check_names_of_modules(source: Source, paths: frozenset[str]) -> Iterator[str]:
+    """A string that names a module is an arrow like an import."""
+    if source.room is None:
+        return
+    for line, module, _ in named(source):
+        room = module.split(".")[1]
+        if ROOMS.index(room) > ROOMS.index(source.room):
+            yield f"{source.path}:{line}: {source.room} must not name {module}: let the room above give it"
 
 
 def check_absolute_imports(source: Source, paths: frozenset[str]) -> Iterator[str]:
@@ -387,6 +406,10 @@ RULES = (
         + plant("stream/a.py", "from standfast.store import KeyValueStore", "import standfast.ops.cli"),
     ),
     Rule(
+        check_names_of_modules,
+        plant("stream/a.py", "import_module('standfast.ops.http.server')", "HOME = 'standfast.ops.cli:main'"),
+    ),
+    Rule(
         check_absolute_imports,
         plant("store/a.py", "from . import names", "from .names import check_name", "from .. import store")
         + plant("tests/a.py", "import store.names", "from replication import log"),
@@ -402,7 +425,7 @@ RULES = (
             "store/memory.py", "import rocksdict", "from rocksdict import Rdict", "import sqlite3", "import unheard_of"
         )
         + plant("replication/embedded/log.py", "from confluent_kafka import Consumer", "import sqlite3\nimport msgpack")
-        + plant("ops/cli/command_line.py", "import prometheus_client", "def f():\n    import pyspark.sql"),
+        + plant("ops/command/command_line.py", "import prometheus_client", "def f():\n    import pyspark.sql"),
     ),
     Rule(
         check_clock,

@@ -4,7 +4,7 @@
     sidecar/    "."    engine/  ...  control/  page/      and so on below it; an import is an arrow at one level only
 
 Rules of this file: as in `test_tidy.py`: a check is a function from sources to problems, and is shown to bite on
-planted ones. All imports count, also those inside functions and for type checkers.
+planted ones. All imports count, also those inside functions and for type checkers, and strings that name a module.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 import pytest
-from repo.test_tidy import ROOMS, Source, imports, our_path
+from repo.test_tidy import ROOMS, Source, imports, named, our_path
 
 pytestmark = pytest.mark.xdist_group("sources")  # one process parses the sources once
 
@@ -21,8 +21,8 @@ FOLDER_FILES_MAX = 25
 ROOT = "."  # the files that lie in a folder itself
 # One-line files that keep an import path which pages and users name; nothing of ours may import them.
 ALIASES = {
-    "ops/cli/__init__.py": "standfast.ops.cli.command_line",
-    "ops/cli/__main__.py": "standfast.ops.cli.command_line",
+    "ops/cli/__init__.py": "standfast.ops.command.command_line",
+    "ops/cli/__main__.py": "standfast.ops.command.command_line",
     "ops/http/__init__.py": "standfast.ops.http.server",
     "restore/spark_data_source.py": "standfast.restore.spark_table.source",
 }
@@ -38,7 +38,7 @@ def folder_graph(sources: Iterable[Source]) -> Graph:
     paths = frozenset(source.path for source in product)
     graph: Graph = {}
     for source in product:
-        for line, module, name in imports(source):
+        for line, module, name in (*imports(source), *named(source)):
             if not module.startswith("standfast."):
                 continue
             target = our_path(module, name, paths)
@@ -146,6 +146,8 @@ CYCLES = {
     "a root and a folder": planted(store__x="store.a.x", store__a__x="store.y", store__y=""),
     "two levels down": planted(ops__s__a__x="ops.s.b.x", ops__s__b__x="ops.s.a.x"),
     "two rooms": planted(store__x="ops.x", ops__x="store.x"),
+    "a name in a string": [*planted(ops__a__x="ops.b.x"), Source("ops/b/x.py", "import_module('standfast.ops.a.x')")],
+    "a program to start": [*planted(ops__a__x="ops.b.x"), Source("ops/b/x.py", "PROGRAM = 'standfast.ops.a.x'")],
 }
 
 

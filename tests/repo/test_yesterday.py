@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.ops.config.config import load_config
 from standfast.ops.config.show import document
 from standfast.restore.files.manifest_files import read_manifest

@@ -76,9 +76,62 @@ STANDBY_STOOD_STILL_FOR_DAYS = Plan(
     ),
 )
 
+# A task fails, and waits to be opened again: meanwhile the second instance joins and gets it.
+FAILED_TASK_GOES_ELSEWHERE = Plan(
+    seed=135,
+    program="rekeyed",
+    style="kafka",
+    guarantee="exactly_once",
+    machines=2,
+    partitions=4,
+    keys=9,
+    records=150,
+    feed_ms=8_000,
+    idle_ms=400,
+    standbys=0,
+    lease_ms=3_000,
+    commit_interval_ms=200,
+    gate="task",
+    snapshots=False,
+    faults=(Fault(Kind.LISTENER, machine=0, at_ms=0, state="not open", after=True),),
+)
+
+# The answer to a generation of the placement is lost, and its only other instance comes back without its directory.
+GENERATION_WITHOUT_AN_ANSWER = Plan(
+    seed=1157,
+    program="table",
+    style="embedded",
+    guarantee="exactly_once",
+    machines=2,
+    partitions=2,
+    keys=20,
+    records=76,
+    feed_ms=8_000,
+    idle_ms=100,
+    standbys=0,
+    lease_ms=1_500,
+    commit_interval_ms=1_000,
+    gate="all",
+    snapshots=False,
+    faults=(
+        Fault(Kind.AWAY, machine=0, at_ms=0, state="not open", for_ms=2_586),
+        Fault(Kind.LOST, machine=1, at_ms=2_786, call="log.transact", after=True, for_ms=249),
+        Fault(Kind.BLIND, machine=0, at_ms=2_984, call="log.other", for_ms=391),
+    ),
+)
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan", [FORMER_OWNER_APPENDS_LATE, LIMIT_WITHOUT_AN_ANSWER, STANDBY_STOOD_STILL_FOR_DAYS])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        FORMER_OWNER_APPENDS_LATE,
+        LIMIT_WITHOUT_AN_ANSWER,
+        STANDBY_STOOD_STILL_FOR_DAYS,
+        FAILED_TASK_GOES_ELSEWHERE,
+        GENERATION_WITHOUT_AN_ANSWER,
+    ],
+)
 def test_a_world_that_broke_a_promise_keeps_it(plan: Plan):
     outcome = run(plan)
     assert outcome.alarms == []

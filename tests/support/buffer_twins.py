@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from standfast.store import serde
-from standfast.store.buffer import Buffer
+from standfast.store.buffer.buffer import Buffer
+from standfast.store.buffer.rows import RowLimits, StoreRows
 from standfast.store.memory import MemoryEngine
-from standfast.store.rows import RowLimits, StoreRows
 from standfast.store.specs import KeyValueStore, SessionStore, VersionedStore, WindowStore
 from standfast.store.timestamps import TIMESTAMP_MAX_MS
 from standfast.store.types.kinds import open_store

@@ -11,7 +11,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
-from standfast.store.buffer import EACH, HEADED, LATEST, UNLOGGED, Buffer, Writer
+from standfast.store.buffer.buffer import EACH, HEADED, LATEST, UNLOGGED, Buffer, Writer
 
 
 def writer(buffer: Buffer, store: str, mode: int, *, stamped: bool = False) -> Writer:

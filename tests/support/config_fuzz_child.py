@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started by path
 
-from standfast.ops.cli.command_line import main as standfast
+from standfast.ops.command.command_line import main as standfast
 from standfast.ops.config.config import load_config
 from standfast.ops.config.show import document, rows
 from standfast.ops.config.types import SECTIONS, settings_of

@@ -5,87 +5,44 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from standfast.ops.demo.board import DAY_MS, PARTITIONS
-from standfast.ops.demo.compare import compare_finals, differences
-from standfast.ops.demo.result import Json, LogUsed, judged
-
-
-def comparison(counted: int, windowed: int, *, exact: bool = True) -> Json:
-    """A comparison of 10 flights, 5 of them in windows."""
-    found: Json = {
-        "stores": {},
-        "flights_counted": counted,
-        "flights_expected": 10,
-        "windowed_flights_counted": windowed,
-        "windowed_flights_expected": 5,
-        "aircraft_retired": 2,
-        "exact": exact,
-    }
-    return found | {"differences": differences(found)}
-
-
-def offsets(committed: int, expected: int) -> Json:
-    """Offsets of one partition."""
-    return {"committed": {0: committed}, "expected": {0: expected}, "equal": committed == expected}
+from standfast.ops.demo.board import DAY_MS
+from standfast.ops.demo.check import compare_finals, compare_rows
+from standfast.ops.demo.place import Place
+from standfast.ops.demo.result import Json, judged
 
 
 def good_result(spark_hint: str = "leave --no-spark out", **changes: Any) -> Json:
     """A run in which every row is equal, but for changes."""
     parts: Json = {
+        "log": asdict(Place("embedded", "sqlite:////x/log.db")),
         "fed": {
             "data": "sample",
             "source": "x.csv",
-            "rows": 12,
-            "cancelled": 1,
-            "without_aircraft": 1,
             "records": 10,
             "out_of_order": 3,
-            "partitions": PARTITIONS,
-            "lead_max": 4,
             "grace_ms": 2 * DAY_MS,
             "retention_ms": 7 * DAY_MS,
             "guarantee": "exactly_once",
         },
-        "scale_out": {"tasks": 2, "took_ms": 1_300, "longest_pause_ms": 40},
+        "joined": {"tasks": 4, "longest_pause_ms": 40},
         "takeover": {
-            "tasks": 3,
-            "processed": 5,
+            "tasks": 4,
             "committed": 4,
             "waiting": 3,
-            "lease_ms": 1_200,
-            "to_restoring_ms": 1_150,
+            "finals_before": 3,
+            "to_decided_ms": 1_150,
             "to_running_ms": 1_200,
-            "to_first_record_ms": 1_180,
-            "standby_replayed": 8,
-            "tail_replayed": 1,
-            "gate_waits": 2,
-            "gate_wait_ms": 30,
+            "lacked": 2,
         },
-        "processed": {"a": 5, "b": 4, "c": 2},
-        "board": board(0),
-        "returned": {"standby_replayed": 5, "tasks": 2, "equal": True},
-        "comparison": comparison(10, 5),
+        "returned": {"tasks": 4, "longest_pause_ms": 50},
+        "board": {"flights": 10, "aircraft": 2, "retired": 1, "at": DAY_MS},
+        "stores": {"aircraft": compare_rows("aircraft", {}, {}) | {"digest": "2d8-1f183f3607f5cef5-17495cf90ed"}},
         "finals": compare_finals([], {}) | {"records": 9, "expected": 9},
-        "offsets": offsets(10, 10),
-        "verify": {"stores": 8, "rows": 10, "mismatches": 0, "unequal": 0},
-        "cold_restore": {"records": 10, "duration_ms": 5, "equal": True, "records_per_s": 2_000},
-        "digests": {},
-        "metrics": {"address": "http://127.0.0.1:1", "samples": 100},
+        "committed": 10,
+        "verify": {"rows": 10, "unequal": 0},
+        "cold_restore": {"records": 10, "duration_ms": 5, "digests": {}, "equal": True},
         "duration_ms": 5_000,
-        "kept_in": None,
         "spark": None,
-        "log": asdict(LogUsed("embedded", "sqlite:////x/log.db")),
+        "kept_in": None,
     }
     return judged(parts | changes, spark_hint)
-
-
-def board(late: int) -> Json:
-    """Effects of windows, of which so many refused an update."""
-    return {
-        "late_windows": late,
-        "late_dropped": 0,
-        "segments_expired": 4,
-        "finals_before": 3,
-        "live_records": 5,
-        "handed_over": 6,
-    }

@@ -23,14 +23,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # started by path
 
 from standfast.store import serde
-from standfast.store.buffer import HEADED, Buffer
+from standfast.store.buffer.buffer import HEADED, Buffer
+from standfast.store.buffer.rows import StoreRows
+from standfast.store.buffer.twins import compiled_buffer
+from standfast.store.buffer.write_buffer import WriteBuffer
 from standfast.store.memory import MemoryEngine
-from standfast.store.native.twins import compiled_buffer
-from standfast.store.rows import StoreRows
 from standfast.store.specs import KeyValueStore
 from standfast.store.types.keyvalue import KeyValueState
 from standfast.store.value_timestamp import TIMESTAMP
-from standfast.store.write_buffer import WriteBuffer
 from support.buffer_twins import compare, outcome
 from support.native_faults_child import load
 

@@ -17,11 +17,11 @@ import signal
 import sys
 
 from standfast.replication.offsets import TaskId
+from standfast.replication.pauses import Left
 from standfast.replication.placement.checkpoint import Order, PartReport
-from standfast.replication.placement.pauses import Left
 from standfast.store.clock import SystemClock
 from standfast.store.process.parent import Parent, lent_channel
-from standfast.stream.snapshots.counts import SnapshotCounts
+from standfast.stream.snapshot_counts import SnapshotCounts
 from standfast.stream.workers.orders import ACTIVE, RUNNING, STANDBY, HeldTask
 from standfast.stream.workers.protocol import (
     Asked,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from standfast.replication.lease.progress import LeaseProgress
+from standfast.replication.progress import LeaseProgress
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.task.groups import TaskGroup
 from standfast.stream.workers.counts import worker_options

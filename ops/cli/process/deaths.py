@@ -41,8 +41,8 @@ def register(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run_deaths(args: argparse.Namespace, out: Output) -> int:
     """deaths."""
-    from standfast.replication.deaths import all_deaths, forget_deaths
     from standfast.replication.shapes import plain
+    from standfast.stream.deaths.deaths import all_deaths, forget_deaths
 
     app = app_of(settings_of(args))
     with closing(log_of(args)) as log, closing(log.group(app)) as group:

@@ -146,7 +146,7 @@ def _run(
     reader = Reader(args.source, options, file_bytes(args), args.include_values, split, at_once)
     session = open_session(args, out, f"standfast pipeline {jobs[0].app}")
     # Settled in the session: positions of state in object storage are in its databases, which tasks of Spark fetch.
-    with session as spark, _steps(out) as steps, settled_jobs(spark, log, jobs) as jobs:
+    with session as spark, steps_shown(out) as steps, settled_jobs(spark, log, jobs) as jobs:
         return run_and_report(spark, log, jobs, folder, steps, about, reader=reader)
 
 
@@ -259,7 +259,8 @@ class _Steps:
 
 
 @contextmanager
-def _steps(out: Output) -> Iterator[_Steps]:
+def steps_shown(out: Output) -> Iterator[Steps]:
+    """A receiver of a pipeline's progress that shows it on stderr."""
     with part_progress(out, "pipeline") as bar:
         yield _Steps(out, bar)
 

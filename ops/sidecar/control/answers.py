@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from standfast._version import __version__
 from standfast.ops.observe.health import Facts
 from standfast.ops.observe.metrics_servers import VerifyNumbers
 from standfast.ops.shared.control_stores import shape_of
@@ -22,6 +21,7 @@ from standfast.ops.sidecar.engine.task_table import Table
 from standfast.replication.offsets import TaskId
 from standfast.replication.takeover import MemberPlan
 from standfast.restore.verify.verify import committed_views, verify_task
+from standfast.store.base.version import __version__
 from standfast.store.errors import StandfastError, UnknownStore
 from standfast.store.names import few
 from standfast.store.specs import TRAITS

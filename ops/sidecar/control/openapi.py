@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, Protocol
 import msgspec
 from msgspec import Meta
 
-from standfast._version import __version__
 from standfast.ops.sidecar.control import schema as schemas
+from standfast.store.base.version import __version__
 
 VERSION = "3.1.0"
 _PLACE = re.compile(r"\{([a-z]+)\}")

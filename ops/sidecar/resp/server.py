@@ -22,7 +22,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from standfast._version import __version__
 from standfast.ops.config.rules import SOCKET_PATH_MAX
 from standfast.ops.shared.error_codes import NOPERM
 from standfast.ops.shared.serve_files import Identity, identity, remove_own
@@ -35,6 +34,7 @@ from standfast.ops.sidecar.resp.requests import COMMAND_DEFAULT_BYTES
 from standfast.ops.sidecar.resp.scans import Cursors, Scans
 from standfast.ops.sidecar.resp.table import Table
 from standfast.ops.sidecar.resp.turns import Turns
+from standfast.store.base.version import __version__
 from standfast.store.errors import Held, InvalidRequest
 from standfast.store.log import as_event, logger
 

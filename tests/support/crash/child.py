@@ -37,9 +37,9 @@ from typing import Any, NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # started by path
 
-from standfast.replication import log_care
 from standfast.replication.listeners import Listener
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.tail import log_care
 from standfast.restore.replay import restorer
 from standfast.restore.replay.bulk_plan import BulkSettings
 from standfast.store import serde

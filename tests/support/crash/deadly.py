@@ -24,11 +24,11 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # started by path
 
 import standfast as sf
-from standfast.ops.cli.command_line import main as command
-from standfast.replication.deaths import Death, all_deaths
+from standfast.ops.command.command_line import main as command
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
+from standfast.stream.deaths.deaths import Death, all_deaths
 from support.serve import wait_for
 
 LIFE_MAX_S = 600  # an orphan ends by itself

@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.replication.log import TopicPolicy
 from standfast.replication.tail.open_log import open_log
 from standfast.replication.topics.app_topics import RESTORING

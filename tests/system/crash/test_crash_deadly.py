@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from standfast.replication.deaths import DEATHS_MAX
+from standfast.stream.deaths.deaths import DEATHS_MAX
 from support.crash.deadly import MET, Deadly
 from support.serve import wait_for
 

@@ -22,10 +22,10 @@ from pathlib import Path
 import pytest
 
 from standfast.ops.cli.process.placement import look
-from standfast.replication.deaths import DEATHS_MAX
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
+from standfast.stream.deaths.deaths import DEATHS_MAX
 from standfast.stream.workers.process import process_facts
 from support.crash.managed_cluster import PATIENCE_S, TASKS, Cluster, held_by
 from support.processes import has_ended

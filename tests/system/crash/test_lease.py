@@ -16,16 +16,15 @@ import pytest
 import standfast as sf
 from standfast.replication.kafka.members import Members, member_key, member_value, removal_headers
 from standfast.replication.lease.process import SILENT_MS, LeaseProcess
-from standfast.replication.lease.progress import ALLOWED, RENEWED, TRIES, LeaseProgress
 from standfast.replication.lease.renewal import (
     MEMBER_MS,
     RENEWALS_PER_LEASE,
     StallWatch,
     lease_in_group_ms,
     renewal_interval_ms,
-    replay_allowance_ms,
 )
 from standfast.replication.log import Record
+from standfast.replication.progress import ALLOWED, RENEWED, TRIES, LeaseProgress, replay_allowance_ms
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import ManualClock
 from support.lease import LEASE_MS, Leases

@@ -18,7 +18,7 @@ from standfast.replication.listeners import Listener
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store import window_key
-from standfast.store.native.library import SWITCH
+from standfast.store.native_module import SWITCH
 from support.bulk import BATCHES, BULK, digests, drive, loader
 from support.sessions import HOUR_MS
 

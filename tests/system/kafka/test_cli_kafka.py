@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.ops.http.server import OpsServer
 from standfast.ops.shared.loopback import HOST, free_port
 from standfast.ops.tools.kafka_probe import refusals

@@ -24,7 +24,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from confluent_kafka.admin import AdminClient
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Committed, Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition

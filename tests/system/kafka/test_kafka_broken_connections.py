@@ -40,7 +40,6 @@ READS: dict[str, tuple[str, Callable[[KafkaLog, TopicPartition], Any], Any]] = {
     "bounds": ("offsets_for_times", lambda log, at: tuple(log.reader().bounds([at])[at]), (0, 3)),
     "permissions": ("describe_topics", lambda log, at: log.admin.lacking([Need(TOPIC, at.topic, "READ")]), []),
     "groups": ("list_consumer_groups", lambda log, at: at.topic in log.admin.groups(), True),
-    "consumers": ("describe_consumer_groups", lambda log, at: log.admin.consumers(at.topic), ()),
     "committed": ("committed", lambda log, at: log.group(at.topic).committed([at])[at].offset, 2),
 }
 CHANGES: dict[str, Callable[[KafkaLog, TopicPartition], Any]] = {
@@ -117,6 +116,17 @@ def test_read_whose_connection_breaks_is_asked_again(
     broken = Broken(monkeypatch, name, code)
     assert ours(log, at) == expected
     assert broken.calls > BROKEN
+
+
+def test_consumers_are_described_once_and_not_again_for_a_while_after_a_broken_connection(
+    log: KafkaLog, at: TopicPartition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert log.admin.consumers(at.topic) == ()
+    broken = Broken(monkeypatch, "describe_consumer_groups", KafkaError._TRANSPORT)
+    for _ in range(2):  # such a request at a broker that has just come back would end the process
+        with pytest.raises(Unavailable, match=r"did not answer within the last 30 s: try again"):
+            log.admin.consumers(at.topic)
+    assert broken.calls == 1
 
 
 def test_log_is_opened_though_connections_break(kafka_address: str, monkeypatch: pytest.MonkeyPatch) -> None:

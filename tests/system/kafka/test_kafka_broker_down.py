@@ -28,7 +28,7 @@ from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Record, TopicPolicy
 from standfast.replication.offsets import TopicPartition
-from standfast.store.native.library import SWITCH
+from standfast.store.native_module import SWITCH
 from support.bulk import BATCHES, BULK
 from support.groups import costly
 from support.kafka import light_broker, lost_ends

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.ops.demo.flights import read_flights
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import TopicPolicy
@@ -221,9 +221,9 @@ def test_three_years_of_flights_beside_a_standby(
             at_ms = flight.departed + month * 31 * DAY_MS
             hour_ms = at_ms // HOUR_MS * HOUR_MS
             win.put(flight.origin, (win.fetch(flight.origin, hour_ms) or 0) + 1, hour_ms, at_ms)
-            ses.put(flight.tail, at_ms, at_ms + flight.delay % 60, flight.dest, at_ms)
+            ses.put(flight.tail, at_ms, at_ms + flight.delay % 60, flight.carrier, at_ms)
             if flight.delay > 60:
-                dup.put(flight.origin, flight.dest, hour_ms, at_ms)
+                dup.put(flight.origin, flight.carrier, hour_ms, at_ms)
             count += 1
             if count % 50 == 0:
                 task.commit({(f"{replays.app}-src", 0): count})

@@ -24,7 +24,7 @@ from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.store.errors import Fenced
-from standfast.store.native.library import SWITCH
+from standfast.store.native_module import SWITCH
 from support.serve import wait_for
 
 pytestmark = pytest.mark.kafka

@@ -28,7 +28,7 @@ from standfast.replication.kafka.bounds import bounds_of
 from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.offsets import TaskId
 from standfast.restore.verify.verify import committed_views, verify_task
-from standfast.store.native.library import SWITCH
+from standfast.store.native_module import SWITCH
 from standfast.stream.task import waiting
 from support.kafka import light_broker
 from support.kafka_bench import WAIT_S, KafkaBench, rows, transaction

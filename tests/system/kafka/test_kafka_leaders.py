@@ -28,7 +28,7 @@ from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import GroupCommit, Outgoing, TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.errors import Unavailable, UnknownStore
-from standfast.store.native.library import SWITCH
+from standfast.store.native_module import SWITCH
 from support.waits import until
 
 pytestmark = pytest.mark.kafka

@@ -18,7 +18,7 @@ from confluent_kafka import Consumer
 from confluent_kafka import TopicPartition as KafkaPartition
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.ops.sidecar.worker.assign_each import SidecarSession, assign_each
 from standfast.replication.kafka.reader import KafkaReader
 from standfast.replication.log import Committed, Outgoing

@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
 from standfast.ops.client.client import Client, store_path
+from standfast.ops.command.command_line import main
 from standfast.ops.observe.offline import open_tasks
 from standfast.ops.tools.java import ensure_java
 from standfast.replication.kafka.log import KafkaLog

@@ -28,7 +28,7 @@ from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.record_limits import MESSAGE_BYTES
-from standfast.store.native.library import SWITCH
+from standfast.store.native_module import SWITCH
 from support.waits import until
 
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]

@@ -24,7 +24,7 @@ import importlib.util, random, socket, sys
 import confluent_kafka
 from standfast.replication.kafka.native_library import loaded
 
-spec = importlib.util.spec_from_file_location("standfast.store.native._native", sys.argv[1])
+spec = importlib.util.spec_from_file_location("standfast.store._native", sys.argv[1])
 native = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(native)
 native.load(loaded()[0])
@@ -208,7 +208,7 @@ import gc, importlib.util, socket, sys
 import confluent_kafka
 from standfast.replication.kafka.native_library import loaded
 
-spec = importlib.util.spec_from_file_location("standfast.store.native._native", sys.argv[1])
+spec = importlib.util.spec_from_file_location("standfast.store._native", sys.argv[1])
 native = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(native)
 native.load(loaded()[0])

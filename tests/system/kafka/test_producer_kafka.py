@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import Consumer, Message, Producer
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.store.errors import InvalidRequest
 
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]

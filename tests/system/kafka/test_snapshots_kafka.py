@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from support.crash.damage import store_of
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]

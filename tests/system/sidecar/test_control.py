@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.ops.observe.verdict import verdict
 from support.groups import costly
 from support.serve import FOUR, KEYVALUE, Sidecar, Sidecars, wait_for

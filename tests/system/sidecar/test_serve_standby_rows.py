@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
 from standfast.ops.client.connect import SidecarClient
+from standfast.ops.command.command_line import main
 from standfast.ops.shared.error_codes import LIMIT, TOO_LARGE, Refused
 from standfast.ops.sidecar.worker.process import ASKED_BYTES_MAX, ASKED_MAX, Reads
 from standfast.ops.sidecar.worker.protocol import Rows, order_line, parse_order, parse_report, report_line

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
 from standfast.ops.client.endpoint import TlsFiles, endpoint_at, token_of
+from standfast.ops.command.command_line import main
 from standfast.ops.config.types import Config, ServeSection
 from standfast.ops.shared.run_file import RunInfo
 from standfast.ops.sidecar.serve_resp import uids_let_in, uids_of_group

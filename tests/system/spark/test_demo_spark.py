@@ -8,20 +8,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 from unit.ops.test_demo import SETTINGS
 
-from standfast.ops.demo.card import print_card
 from standfast.ops.demo.demo import report
-from standfast.ops.demo.display import Display
 from standfast.ops.demo.result import Json
 from standfast.ops.demo.spark import run_spark
+from standfast.ops.shared.output import Output
 from standfast.replication.tail.open_log import open_log
-from standfast.store.clock import SystemClock
 from support.demo import good_result
 
 RUN: Json = {
@@ -33,9 +29,6 @@ RUN: Json = {
     "differences": 0,
     "rebuilt": 16,
     "same_digest": 16,
-    "rebuilt_rows": 200,
-    "rebuilt_bytes": 9_000,
-    "started_ms": 4_000,
     "elapsed_ms": 9_500,
     "report": "/x/spark/report.html",
 }
@@ -54,26 +47,19 @@ def test_demo_ends_with_all_stores_rebuilt_and_verified_on_spark(tmp_path: Path)
     ran = document["spark"]
     assert (ran["verdict"], ran["stores"], ran["differences"]) == ("equal", 4, 0)
     assert (ran["rebuilt"], ran["same_digest"]) == (16, 16)
-    assert ran["rows"] == ran["rebuilt_rows"] == document["verify"]["rows"]
+    assert ran["rows"] == document["verify"]["rows"]
     assert not [line for line in document["left_out"] if "Spark" in line]
-    assert "Spark, 0%: rebuilding and verifying " in ended.stderr
+    assert "step 1 of " in ended.stderr and "rebuilding and verifying " in ended.stderr
     assert Path(ran["report"]).is_file()
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
-def card(shown: Json) -> str:
-    out = StringIO()
-    print_card(shown, out)
-    return out.getvalue()
-
-
-def test_card_tells_of_the_run_and_of_what_turns_it_on() -> None:
-    told = card(good_result(spark=RUN))
-    assert "4 stores of 1,000 changes inspected, rebuilt and verified in 9.5 s (and 4.0 s to start Spark 4.0.0)" in told
-    assert "16 of 16 rebuilt partitions have the digest of the live rows" in told
-    assert "report.html" not in told  # it goes with the folder
-    assert "/x/spark/report.html" in card(good_result(spark=RUN, kept_in="/x"))
-    told = card(good_result("pip install 'standfast[spark]'"))
+def test_card_tells_of_the_run_and_of_what_turns_it_on(capsys: pytest.CaptureFixture[str]) -> None:
+    report(good_result(spark=RUN), Output())
+    told = capsys.readouterr().out
+    assert "Spark         4 stores rebuilt and verified in 9.50 s: 200 rows equal, 0 differences" in told
+    report(good_result("pip install 'standfast[spark]'"), Output())
+    told = capsys.readouterr().out
     assert "all stores rebuilt and verified on Spark: pip install 'standfast[spark]'" in told
 
 
@@ -82,29 +68,29 @@ def test_run_that_finds_anything_wrong_fails_the_demo(
     change: Json,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert report(good_result(spark=RUN), as_json=True) == 0
-    assert report(good_result(spark=RUN | change), as_json=True) == 1
+    assert report(good_result(spark=RUN), Output(as_json=True)) == 0
+    assert report(good_result(spark=RUN | change), Output(as_json=True)) == 1
     capsys.readouterr()
 
 
 def test_what_is_not_installed_is_no_fault_of_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = open_log(f"sqlite:///{tmp_path}/log.db")
-    display, clock = Display(Console(file=StringIO())), SystemClock()
+    out = Output()
     with monkeypatch.context() as patch:
         patch.setattr("pandas.__version__", "3.1.1")
-        assert run_spark(tmp_path, log, SETTINGS, display, clock) == (
+        assert run_spark(tmp_path, log, SETTINGS, out) == (
             None,
             "pandas 3.1.1 does not work with Spark 4: pip install 'pandas>=2.2,<3'",
         )
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "pyspark", None)
-        assert run_spark(tmp_path, log, SETTINGS, display, clock) == (None, "pip install 'standfast[spark]'")
+        assert run_spark(tmp_path, log, SETTINGS, out) == (None, "pip install 'standfast[spark]'")
     with monkeypatch.context() as patch:
         patch.setenv("PATH", str(tmp_path))
         patch.delenv("JAVA_HOME", raising=False)
         patch.setenv("STANDFAST_CACHE_DIR", str(tmp_path / "cache"))
         patch.setenv("PIP_NO_INDEX", "1")
-        done, why = run_spark(tmp_path, log, SETTINGS, display, clock)
+        done, why = run_spark(tmp_path, log, SETTINGS, out)
         assert done is None
         assert why.startswith("no Java 17 to 23: there is none in JAVA_HOME or on the PATH")
     log.close()

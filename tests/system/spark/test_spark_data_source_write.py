@@ -25,7 +25,7 @@ from system.spark.test_spark_data_source import register, table
 from system.spark.test_spark_rebuild import live_digests
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.restore.digest import Digest, digest_rows
 from standfast.restore.files.manifest_files import read_manifest
 from standfast.restore.spark.folder import Folder

@@ -16,9 +16,9 @@ import pytest
 from confluent_kafka import Producer
 
 import standfast as sf
-from standfast.ops.cli.command_line import build_parser
 from standfast.ops.cli.spark.pipeline import run_pipeline_command
 from standfast.ops.cli.spark_arguments import connector_options
+from standfast.ops.command.command_line import build_parser
 from standfast.ops.shared.output import Output
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Outgoing, TopicPolicy

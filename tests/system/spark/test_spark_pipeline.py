@@ -21,8 +21,8 @@ import pytest
 from pyarrow import parquet
 from system.spark.test_spark_verify import damage, places_of, row
 
-from standfast.ops.cli.command_line import build_parser, main
 from standfast.ops.cli.spark.pipeline import run_pipeline_command
+from standfast.ops.command.command_line import build_parser, main
 from standfast.ops.shared.guard import guard
 from standfast.ops.shared.output import Output
 from standfast.replication.log import Outgoing

@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.restore.digest import Digest, digest_rows, key_hash, row_hash

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
 from standfast.ops.cli.spark.verify_spark import run_verify_spark
+from standfast.ops.command.command_line import main
 from standfast.ops.shared.output import Output
 from standfast.restore.spark.pipeline import jobs_of_state
 from standfast.restore.spark.places import remote_places

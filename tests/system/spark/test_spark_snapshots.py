@@ -15,9 +15,9 @@ import pytest
 from pyspark.errors import PySparkException
 
 import standfast as sf
-from standfast.ops.cli.command_line import build_parser
 from standfast.ops.cli.spark.pipeline import run_pipeline_command
 from standfast.ops.cli.spark.verify_spark import run_verify_spark
+from standfast.ops.command.command_line import build_parser
 from standfast.ops.shared.guard import guard
 from standfast.ops.shared.output import Output
 from standfast.restore.snapshot.catalogue import listed

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from pyarrow import parquet
 
-from standfast.ops.cli.command_line import main
 from standfast.ops.cli.spark.verify_spark import run_verify_spark
+from standfast.ops.command.command_line import main
 from standfast.ops.observe.offline import open_tasks
 from standfast.ops.shared.output import Output
 from standfast.replication.log import Outgoing

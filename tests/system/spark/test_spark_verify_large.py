@@ -18,8 +18,8 @@ import pytest
 from system.spark.test_spark_rebuild import spark_workers
 from system.spark.test_spark_verify import row, verify
 
-from standfast.ops.cli.command_line import build_parser
 from standfast.ops.cli.spark.verify_spark import run_verify_spark
+from standfast.ops.command.command_line import build_parser
 from standfast.ops.shared.guard import guard
 from standfast.ops.shared.output import Output
 from standfast.replication.log import Outgoing

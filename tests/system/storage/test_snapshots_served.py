@@ -18,7 +18,7 @@ from system.crash.test_crash_snapshots import PRUNES, RESTORES, UPLOADS, check_s
 from unit.stream.test_session_snapshots import KV, keeper_of, put, restored, rows
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.restore.snapshot.catalogue import listed, verify_files
 from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.storage import PART_BYTES, Storage

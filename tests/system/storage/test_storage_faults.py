@@ -17,7 +17,7 @@ import pytest
 from unit.stream.test_session_snapshots import KV, keeper_of, put, restored, rows
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.restore.snapshot.catalogue import listed, verify_files
 from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.planning import Retention

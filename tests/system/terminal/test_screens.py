@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 import standfast as sf
-from standfast.ops.demo.card import print_card
+from standfast.ops.demo.result import print_card
+from standfast.ops.shared.output import Output
 from support.demo import good_result
 from support.placed import PlacedLog
 from support.terminal import shown
@@ -127,8 +128,8 @@ def test_card_of_the_demo_at_80_columns_is_the_golden_one(monkeypatch: pytest.Mo
 
     monkeypatch.setenv("COLUMNS", str(COLUMNS))
     monkeypatch.setenv("TERM", "xterm-256color")
-    out = Terminal()
-    print_card(good_result(), out)
+    monkeypatch.setattr("sys.stdout", out := Terminal())
+    print_card(good_result(), Output())
     text = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
     assert max(map(len, text.splitlines())) <= COLUMNS
     compared("demo", text)

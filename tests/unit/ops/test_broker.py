@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.ops.shared import loopback
 from standfast.ops.shared.loopback import HOST, free_port, is_free
 from standfast.ops.shared.process_id import ProcessId, identify, is_alive, send, wait_gone

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.ops.shared.loopback import HOST
 from standfast.ops.tools import ivy, jars, java
 from standfast.ops.tools.broker import Broker

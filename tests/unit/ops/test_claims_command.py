@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.replication.log import Log
 from standfast.replication.tail.open_log import open_log
 from standfast.replication.topics.claims import CLAIM, claims_of

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
 from standfast.ops.cli.state.tasks import show_status
+from standfast.ops.command.command_line import main
 from standfast.ops.http.server import OpsServer
 from standfast.ops.shared.error_codes import ERRORS, exit_code
 from standfast.ops.shared.extras import require

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from standfast.ops.cli.command_line import build_parser
-from standfast.ops.cli.examples import EXAMPLES
+from standfast.ops.command.command_line import build_parser
+from standfast.ops.command.examples import EXAMPLES
 from standfast.ops.config.store_argument import parse_store
 
 COLUMNS = 80

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from standfast.ops.cli.command_line import build_parser, main
+from standfast.ops.command.command_line import build_parser, main
 
 GOOD: list[tuple[list[str], dict[str, object]]] = [
     (["topic", "write", "a", "--log", "X", "f"], {"topic": "a", "log": "X", "file": "f"}),

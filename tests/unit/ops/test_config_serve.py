@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.ops.config.config import PROBLEMS_MAX, Loaded, load_config
 from standfast.ops.config.show import HIDDEN, json_schema, rows
 from standfast.ops.config.sources import FILE_BYTES_MAX

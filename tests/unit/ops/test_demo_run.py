@@ -1,4 +1,4 @@
-"""The demo from end to end, once: a third process joins, one is killed, and every check of the state left behind.
+"""The demo from end to end, once: a second process joins, one is killed, and every check of the state left behind.
 
 Rules of this file: the run is real and made once; tests that plant a difference use a copy of its state.
 """
@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 
 from standfast.ops.demo.board import APP, PARTITIONS, RESULTS, TASKS, BoardSettings
-from standfast.ops.demo.check import open_state
-from standfast.ops.demo.compare import compare_finals, compare_state, read_finals
+from standfast.ops.demo.check import compare_finals, compare_state, open_state
 from standfast.ops.demo.flights import read_flights
 from standfast.ops.demo.plain import PlainBoard, plain_board
+from standfast.ops.demo.result import differences
 from standfast.ops.demo.run import settings_for
-from standfast.ops.demo.worker import log_address, state_dir
+from standfast.ops.demo.view import LogView
+from standfast.ops.demo.worker import state_dir
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
@@ -33,7 +34,6 @@ from standfast.store.types.segments import store_of_family
 from support.groups import costly
 
 LIMIT = 2_500  # three days: aircraft are retired, hours close
-SHARES = {TASKS // 3, TASKS // 3 + 1}  # of one of three processes
 
 
 @pytest.fixture(scope="module")
@@ -84,33 +84,28 @@ def first_row(engine: RocksEngine, store: str) -> tuple[str, bytes, bytes]:
 
 
 @pytest.mark.slow
-def test_demo_scales_out_takes_over_and_every_row_is_equal(finished: tuple[Path, dict[str, Any]]) -> None:
+def test_demo_shares_takes_over_and_every_row_is_equal(finished: tuple[Path, dict[str, Any]]) -> None:
     document = finished[1]
-    assert document["schema"] == "standfast.demo/3"
-    assert document["ok"] is True
-    assert document["comparison"]["differences"] == 0
-    assert document["comparison"]["flights_counted"] == LIMIT
-    assert sum(document["offsets"]["committed"].values()) == document["fed"]["records"] == LIMIT
-    takeover, joined = document["takeover"], document["scale_out"]
-    assert {joined["tasks"], takeover["tasks"], document["returned"]["tasks"]} <= SHARES
-    assert joined["took_ms"] >= joined["longest_pause_ms"] > 0
-    assert takeover["processed"] >= takeover["committed"] >= LIMIT // 2
-    assert takeover["waiting"] > 0
-    assert min(takeover["to_first_record_ms"], takeover["to_running_ms"]) >= takeover["to_restoring_ms"] > 0
-    assert min(document["processed"].values()) > 0
-    assert sum(document["processed"].values()) >= LIMIT
-    assert document["metrics"]["samples"] > 0
+    assert (document["schema"], document["ok"]) == ("standfast.demo/4", True)
+    assert sum(map(differences, document["stores"].values())) == 0
+    assert document["board"]["flights"] == document["committed"] == document["fed"]["records"] == LIMIT
+    takeover, joined, returned = document["takeover"], document["joined"], document["returned"]
+    assert takeover["tasks"] == TASKS // 2
+    # Fewer by warm hand-overs where a busy machine let a lease run out.
+    assert max(joined["tasks"], returned["tasks"]) <= TASKS // 2
+    assert min(joined["longest_pause_ms"], returned["longest_pause_ms"]) > 0
+    assert takeover["committed"] >= LIMIT // 2 and takeover["waiting"] > 0
+    assert takeover["to_running_ms"] >= takeover["to_decided_ms"]
 
 
 @pytest.mark.slow
 def test_demo_gives_each_closed_hour_once_before_and_after_the_kill(
     finished: tuple[Path, dict[str, Any]], plain: PlainBoard
 ) -> None:
-    finals, board = finished[1]["finals"], finished[1]["board"]
+    finals = finished[1]["finals"]
     assert finals["records"] == finals["expected"] == len(plain.finals) > 0
-    assert finals["missing"] + finals["extra"] + finals["different"] + finals["repeated"] == 0
-    assert 0 < board["finals_before"] < finals["records"]
-    assert (board["late_windows"], board["late_dropped"]) == (0, 0)
+    assert differences(finals) + finals["repeated"] == 0
+    assert 0 < finished[1]["takeover"]["finals_before"] < finals["records"]
 
 
 @pytest.mark.slow
@@ -119,28 +114,24 @@ def test_demo_retires_aircraft_and_publishes_the_live_board(
 ) -> None:
     document = finished[1]
     tails = {one.tail for one in read_flights("sample", LIMIT).flights}
-    assert document["comparison"]["stores"]["aircraft"]["rows"] == len(plain.aircraft) < len(tails)
+    aircraft = document["stores"]["aircraft"]["rows"]
+    assert aircraft == document["board"]["aircraft"] == len(plain.aircraft) < len(tails)
     # An aircraft that was retired, came back and left for good was retired twice.
-    assert document["comparison"]["aircraft_retired"] >= len(tails) - len(plain.aircraft)
-    assert document["board"]["live_records"] > 0
+    assert document["board"]["retired"] >= len(tails) - len(plain.aircraft)
 
 
 @pytest.mark.slow
 def test_demo_restores_and_verifies_to_the_same_digests(finished: tuple[Path, dict[str, Any]]) -> None:
     document = finished[1]
-    assert document["verify"]["mismatches"] == 0
-    assert document["verify"]["rows"] == sum(one["rows"] for one in document["comparison"]["stores"].values())
+    assert document["verify"]["unequal"] == 0
+    assert document["verify"]["rows"] == sum(one["rows"] for one in document["stores"].values())
     assert document["cold_restore"]["equal"] is True
-    assert document["returned"]["equal"] is True
     assert document["cold_restore"]["records"] > 0
-    assert document["returned"]["standby_replayed"] > 0
-    takeover = document["takeover"]
-    assert takeover["standby_replayed"] > takeover["tail_replayed"] >= 0, "standbys are warm"
 
 
 @pytest.mark.slow
 def test_log_care_takes_nothing_that_the_board_needs(finished: tuple[Path, dict[str, Any]]) -> None:
-    log = open_log(log_address(finished[0]))
+    log = open_log(finished[1]["log"]["address"])
     try:
         assert isinstance(log, EmbeddedLog)
         assert log.care(SystemClock().wall_ms()).expired == 0
@@ -152,18 +143,16 @@ def test_log_care_takes_nothing_that_the_board_needs(finished: tuple[Path, dict[
 def test_demo_keeps_the_folder_it_was_given(finished: tuple[Path, dict[str, Any]]) -> None:
     folder, document = finished
     assert document["kept_in"] == str(folder)
-    assert {state_dir(folder, name).name for name in ("a", "b", "c", "cold")} <= {
-        path.name for path in folder.iterdir()
-    }
+    assert {state_dir(folder, name).name for name in ("a", "b", "cold")} <= {path.name for path in folder.iterdir()}
     assert (folder / "worker-a.log").is_file()
 
 
 @pytest.mark.slow
 def test_untouched_copy_has_no_difference(kept: Path, plain: PlainBoard, settings: BoardSettings) -> None:
-    comparison = compared(kept, plain, settings)
-    assert comparison["differences"] == 0
+    stores = compared(kept, plain, settings)
+    assert sum(map(differences, stores.values())) == 0
     hours = len(plain.delays)
-    assert {name: one["rows"] for name, one in comparison["stores"].items()} == {
+    assert {name: one["rows"] for name, one in stores.items()} == {
         "aircraft": len(plain.aircraft),
         "delays": hours,
         "three-hours": len(plain.three_hours),
@@ -173,26 +162,23 @@ def test_untouched_copy_has_no_difference(kept: Path, plain: PlainBoard, setting
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("store", "task", "sums"),
+    ("store", "task"),
     [
-        ("aircraft", TaskId(0, 1), 0),
-        ("delays", TaskId(1, 2), 1),  # its flights are counted, too
-        ("three-hours", TaskId(1, 3), 0),
-        ("final-delays", TaskId(1, 3), 0),
+        ("aircraft", TaskId(0, 1)),
+        ("delays", TaskId(1, 2)),
+        ("three-hours", TaskId(1, 3)),
+        ("final-delays", TaskId(1, 3)),
     ],
 )
 def test_deleted_row_is_missing(
-    kept: Path, plain: PlainBoard, settings: BoardSettings, store: str, task: TaskId, sums: int
+    kept: Path, plain: PlainBoard, settings: BoardSettings, store: str, task: TaskId
 ) -> None:
     with written_to(kept, task) as engine:
         family, key, _ = first_row(engine, store)
         engine.write({family: {key: None}})
-    comparison = compared(kept, plain, settings)
-    found = comparison["stores"]
-    kinds = ("missing", "extra", "different")
-    assert {name: one["missing"] for name, one in found.items() if any(one[kind] for kind in kinds)} == {store: 1}
+    found = compared(kept, plain, settings)
+    assert {name: one["missing"] for name, one in found.items() if differences(one)} == {store: 1}
     assert found[store]["examples"][0].startswith(f"{store} ({task.partition}, ")
-    assert comparison["differences"] == 1 + sums
 
 
 @pytest.mark.slow
@@ -200,7 +186,7 @@ def test_changed_and_added_rows_are_found(kept: Path, plain: PlainBoard, setting
     with written_to(kept, TaskId(0, 0)) as engine:
         family, key, row = first_row(engine, "aircraft")
         engine.write({family: {key: row.replace(b'"airport":"', b'"airport":"X'), b"N-none": row}})
-    aircraft = compared(kept, plain, settings)["stores"]["aircraft"]
+    aircraft = compared(kept, plain, settings)["aircraft"]
     assert (aircraft["missing"], aircraft["extra"], aircraft["different"]) == (0, 1, 1)
 
 
@@ -213,22 +199,21 @@ def test_row_in_the_wrong_partition_is_missing_and_extra(
         engine.write({family: {key: None}})
     with written_to(kept, TaskId(0, 2)) as engine:
         engine.write({family: {key: row}})
-    aircraft = compared(kept, plain, settings)["stores"]["aircraft"]
+    aircraft = compared(kept, plain, settings)["aircraft"]
     assert (aircraft["missing"], aircraft["extra"], aircraft["different"]) == (1, 1, 0)
 
 
 @pytest.mark.slow
 def test_final_result_written_again_is_found(
-    finished: tuple[Path, dict[str, Any]], plain: PlainBoard, tmp_path: Path
+    finished: tuple[Path, dict[str, Any]], plain: PlainBoard, settings: BoardSettings, tmp_path: Path
 ) -> None:
     shutil.copytree(finished[0], tmp_path / "copy", ignore=shutil.ignore_patterns("state-*"))
-    log = open_log(log_address(tmp_path / "copy"))
-    try:
-        finals = read_finals(log)
-        assert compare_finals(finals, plain.finals)["differences"] == 0
-        (part, airport, start), row = finals[-1]
+    with (
+        closing(open_log(f"sqlite:///{tmp_path}/copy/log.db")) as log,
+        closing(LogView(log, settings, SystemClock())) as view,
+    ):
+        (part, airport, start), row = view.finals()[-1]
+        assert compare_finals(view.finals(), plain.finals)["repeated"] == 0
         again = Outgoing(airport.encode() + start.to_bytes(8, "big"), json.dumps(row).encode(), start)
         log.producer().append({TopicPartition(RESULTS, part): [again]})
-        assert compare_finals(read_finals(log), plain.finals)["repeated"] == 1
-    finally:
-        log.close()
+        assert compare_finals(view.finals(), plain.finals)["repeated"] == 1

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.ops.doctor.local import LocalFacts, local_facts, local_findings
 from standfast.ops.tools.broker import JAR_SET
 from standfast.ops.tools.jars import ensure_jars, load_jar_set

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from standfast.ops.cli.command_line import main
-from standfast.ops.cli.gone import GONE
+from standfast.ops.command.command_line import main
+from standfast.ops.command.gone import GONE
 
 CHANGELOG = Path(__file__).resolve().parents[3] / "CHANGELOG.md"
 

@@ -20,7 +20,7 @@ from standfast.ops.observe.metrics_values import session_samples
 from standfast.ops.observe.status import status_document
 from standfast.ops.observe.status_merge import WorkerNumbers, added, statistics_of
 from standfast.store.histogram import Histogram
-from standfast.stream.snapshots.counts import SnapshotCounts, StoredSnapshot
+from standfast.stream.snapshot_counts import SnapshotCounts, StoredSnapshot
 from standfast.stream.task.statistics import SessionStatistics
 
 if TYPE_CHECKING:

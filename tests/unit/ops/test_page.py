@@ -32,7 +32,7 @@ from standfast.ops.security.audit import Audit
 from standfast.ops.sidecar.page_status import page_status
 from standfast.store.clock import ManualClock
 from standfast.store.errors import Unavailable
-from standfast.stream.snapshots.counts import StoredSnapshot
+from standfast.stream.snapshot_counts import StoredSnapshot
 
 if TYPE_CHECKING:
     from support.page import Serve

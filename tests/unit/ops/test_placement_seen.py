@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.placement.records import Report

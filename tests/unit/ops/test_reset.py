@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import Consumer
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.ops.doctor.reset_plan import LocalStep, ResetPlan, Target, make_plan, parse_target
 from standfast.replication.log import Committed, Log, Outgoing, TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition

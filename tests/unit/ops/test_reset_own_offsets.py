@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.log import Committed, TopicPolicy
 from standfast.replication.offsets import TopicPartition

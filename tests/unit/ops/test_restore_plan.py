@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.restore.snapshot.catalogue import listed
 from standfast.restore.snapshot.names import file_key
 from standfast.restore.snapshot.opening import open_storage

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 
 KV = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
 Run = Callable[..., tuple[int, dict[str, Any]]]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.replication.log import Record
 from support.serve import wait_for
 

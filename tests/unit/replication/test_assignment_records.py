@@ -20,7 +20,7 @@ from standfast.replication.placement.records import (
     instances_of,
     report_record,
 )
-from standfast.replication.task_ranges import parse_ranges, task_ranges
+from standfast.replication.placement.task_ranges import parse_ranges, task_ranges
 from standfast.store.errors import Corruption
 
 TASKS = st.frozensets(st.builds(TaskId, st.integers(0, 3), st.integers(0, 40)))

@@ -8,15 +8,15 @@ import pytest
 
 from standfast.replication.busy import IDLE, Busy
 from standfast.replication.kafka.members import Members, member_key, member_value
-from standfast.replication.lease.progress import LOOP, LeaseProgress
 from standfast.replication.lease.renewal import BusyWatch
 from standfast.replication.log import Record
 from standfast.replication.offsets import TaskId
+from standfast.replication.pauses import Deaths
 from standfast.replication.placement.busy_lead import TURN_MS, TURNS_MAX, BusyLead, is_busy
 from standfast.replication.placement.model import Assignment, Copy, CopyState, Member, Round, Settings, View
-from standfast.replication.placement.pauses import Deaths
 from standfast.replication.placement.place import place
 from standfast.replication.placement.reasons import words
+from standfast.replication.progress import LOOP, LeaseProgress
 from standfast.replication.takeover import MemberPlan, decide
 
 LEASE_MS = 4_000

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.replication.log import Record, TopicInfo, TopicPolicy
 from standfast.replication.topics.changelog_kind import kind_problem
 from standfast.store import session_key, window_key

@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from standfast.replication.checkpoint_flow import Flow
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.placement.checkpoint import Order, OrderState, PartReport
-from standfast.replication.placement.checkpoint_flow import Flow
 from standfast.replication.placement.checkpoint_round import CheckpointRound, Do, PartHolders
 from standfast.store.errors import InvalidRequest
 

@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from standfast.replication.deaths import (
+from standfast.replication.log import Committed, Group
+from standfast.replication.offsets import TopicPartition
+from standfast.replication.tail.open_log import open_log
+from standfast.store.process.in_hand import DESERIALIZE, HeldRecord
+from standfast.stream.deaths.deaths import (
     DEATHS_MAX,
     KIND,
     Place,
@@ -18,10 +22,6 @@ from standfast.replication.deaths import (
     forget_deaths,
     note_death,
 )
-from standfast.replication.log import Committed, Group
-from standfast.replication.offsets import TopicPartition
-from standfast.replication.tail.open_log import open_log
-from standfast.store.process.in_hand import DESERIALIZE, HeldRecord
 
 AT = TopicPartition("lines", 3)
 PLACE = Place("lines", 3, 17)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.replication.log import Committed, Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.store.task.commit_record import CommitRecord, Position

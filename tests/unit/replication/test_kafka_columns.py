@@ -12,7 +12,7 @@ from standfast.replication.kafka.records import LEAST_TIMESTAMP_MS, Columns, che
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import InvalidRequest
-from standfast.store.native.library import SWITCH, compiled
+from standfast.store.native_module import SWITCH, compiled
 from standfast.store.timestamps import TIMESTAMP_MAX_MS
 from standfast.store.value_timestamp import TIMESTAMP, RowChanges
 

@@ -13,7 +13,7 @@ import pytest
 import standfast as sf
 from standfast.ops.sidecar.control.session import ServerSession
 from standfast.ops.sidecar.worker.worker import WorkerSession
-from standfast.replication.log_care import care
+from standfast.replication.tail.log_care import care
 from standfast.store.clock import SystemClock
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import Unavailable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from standfast.replication.log import Record
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.pauses import FAILOVER, KEPT_MAX, PLANNED, Left, Pause, PauseWatch, newest
+from standfast.replication.pauses import FAILOVER, KEPT_MAX, PLANNED, Left, Pause, PauseWatch, newest
 from standfast.replication.placement.records import PlacementState, Report, report_record
 
 TASK, OTHER = TaskId(0, 1), TaskId(0, 2)

@@ -9,8 +9,8 @@ import pytest
 import standfast as sf
 from standfast.replication.log import Record
 from standfast.replication.placement.model import Assignment
-from standfast.replication.placement.programs import SHAPES_BYTES_MAX, GroupShape, bounded, difference
 from standfast.replication.placement.records import Generation, PlacementState, assignment_records
+from standfast.replication.programs import SHAPES_BYTES_MAX, GroupShape, bounded, difference
 from standfast.replication.shapes import dump, plain
 from standfast.stream.task.groups import TaskGroup, program_of, shapes_of
 

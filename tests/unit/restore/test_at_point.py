@@ -20,10 +20,10 @@ from standfast.restore.snapshot.catalogue import listed
 from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.storage import Storage
 from standfast.restore.snapshot.tails import Tails
-from standfast.restore.verify.at_rest import cut_of, open_task, store_of
+from standfast.restore.verify.at_rest import open_task, store_of
 from standfast.store.clock import ManualClock
 from standfast.store.errors import InvalidRequest, Unavailable
-from standfast.store.task.commit_record import CommitRecord
+from standfast.store.task.commit_record import CommitRecord, read_record
 from support.sessions import START_MS, Bench, four_stores, operate
 
 KV = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
@@ -59,7 +59,7 @@ def rows_at(folder: Path) -> dict[str, str]:
 
 def record_at(folder: Path) -> CommitRecord:
     with open_task(folder / "app/0_0") as engine:
-        return cut_of(engine, str(folder))
+        return read_record(engine, str(folder))
 
 
 def at(bench: Bench, folder: str, wanted: Wanted) -> tuple[AtPoint, Path]:

@@ -21,7 +21,7 @@ from standfast.replication.log import Record
 from standfast.restore.replay.row_folds import NativeFold, RowFold, StoreFold, fold_for
 from standfast.restore.replay.run_builder import RunBuilder
 from standfast.store.errors import Corruption
-from standfast.store.native.library import SWITCH
+from standfast.store.native_module import SWITCH
 from support.folds import SPECS, keys, row_key, times
 
 values = st.none() | st.binary(max_size=4) | st.just(b"long" * 30)
@@ -214,7 +214,7 @@ def test_rows_are_sorted_by_whole_keys(common: bytes) -> None:
 STARVED = """
 import resource
 from pathlib import Path
-from standfast.store.native.library import compiled
+from standfast.store.native_module import compiled
 
 native = compiled().module
 part = native.part_of("t", 0, [0], [0], [b"k"], [b"v"])

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.replication.shapes import replace
 from standfast.restore.snapshot import catalogue, fetch, one_store, prune, storage, upload
 from standfast.restore.snapshot.catalogue import listed, names

@@ -13,8 +13,9 @@ import pytest
 import standfast as sf
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
-from standfast.restore.verify.at_rest import cut_of, open_task
+from standfast.restore.verify.at_rest import open_task
 from standfast.store.clock import ManualClock
+from standfast.store.task.commit_record import read_record
 from support.sessions import Bench
 
 KV = TopicPartition("app-kv-changelog", 0)
@@ -234,7 +235,7 @@ def test_a_standby_at_its_end_gets_the_present_time_when_its_clock_was_ahead(ben
     bench.settle(standby)
     standby.close()
     with open_task(bench.root / "b" / "app" / "0_0") as engine:
-        stamped = cut_of(engine, "b").positions["kv"]
+        stamped = read_record(engine, "b").positions["kv"]
     assert stamped.offset == 2
     assert stamped.at_ms <= bench.clock.wall_ms()
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from standfast.store.buffer import HEADED, merge_pending
-from standfast.store.buffer_part import CHANGE_OVERHEAD_BYTES, ROW_OVERHEAD_BYTES
+from standfast.store.buffer.buffer import HEADED, merge_pending
+from standfast.store.buffer.part import CHANGE_OVERHEAD_BYTES, ROW_OVERHEAD_BYTES
+from standfast.store.buffer.write_buffer import WriteBuffer
 from standfast.store.errors import Backpressure
 from standfast.store.value_timestamp import TIMESTAMP
-from standfast.store.write_buffer import WriteBuffer
 from support.buffers import log, put, write_headed, writer
 
 keys = st.binary(max_size=2)

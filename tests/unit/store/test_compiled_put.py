@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 
 from standfast.store import serde
-from standfast.store.buffer_part import ENTRY_BYTES
+from standfast.store.buffer.part import ENTRY_BYTES
+from standfast.store.buffer.rows import RowLimits, StoreRows
+from standfast.store.buffer.twins import compiled_buffer
+from standfast.store.buffer.write_buffer import WriteBuffer
 from standfast.store.errors import Backpressure, Closed, Fenced, InvalidRequest, TooLarge, Unavailable
 from standfast.store.memory import MemoryEngine
-from standfast.store.native.library import compiled
-from standfast.store.native.twins import compiled_buffer
-from standfast.store.rows import RowLimits, StoreRows
+from standfast.store.native_module import compiled
 from standfast.store.specs import KeyValueStore
 from standfast.store.timestamps import TIMESTAMP_MAX_MS
 from standfast.store.types.keyvalue import KeyValueState
 from standfast.store.value_timestamp import TIMESTAMP
-from standfast.store.write_buffer import WriteBuffer
 from support.interruption import Point, traced
 
 MODULE = compiled().module

@@ -20,11 +20,11 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.restore.replay.jobs import Event, Job, Progress, Run
 from standfast.restore.replay.worker import Worker
+from standfast.store.buffer.write_buffer import WriteBuffer
 from standfast.store.clock import ManualClock
 from standfast.store.disk import AMPLIFICATION, CREDIT_BYTES, DiskGuard
 from standfast.store.process.interrupts import Flag
 from standfast.store.task.state_dir import StateDir
-from standfast.store.write_buffer import WriteBuffer
 from standfast.stream.task.states import TaskState
 from support.buffers import put
 from support.disk import fill, free_bytes

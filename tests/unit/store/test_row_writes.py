@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from standfast.store import serde
-from standfast.store.buffer import Buffer
+from standfast.store.buffer.buffer import Buffer
+from standfast.store.buffer.rows import RowLimits, StoreRows
+from standfast.store.buffer.twins import buffer_type
+from standfast.store.buffer.write_buffer import WriteBuffer
 from standfast.store.errors import Backpressure, InvalidRequest, TooLarge
 from standfast.store.memory import MemoryEngine
-from standfast.store.native.twins import buffer_type
-from standfast.store.rows import RowLimits, StoreRows
 from standfast.store.specs import KeyValueStore
 from standfast.store.types.keyvalue import KeyValueState
 from standfast.store.value_timestamp import TIMESTAMP, changes_bytes
-from standfast.store.write_buffer import WriteBuffer
 from support.buffers import PlainBuffer
 
 KEYS = st.sampled_from([b"", b"a", b"b", b"ab"])

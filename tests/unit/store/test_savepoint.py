@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from standfast.store.buffer import Buffer
+from standfast.store.buffer.buffer import Buffer
+from standfast.store.buffer.write_buffer import WriteBuffer
 from standfast.store.errors import InternalError
 from standfast.store.specs import WindowStore
 from standfast.store.task.task_stores import TaskStores
-from standfast.store.write_buffer import WriteBuffer
 from support.buffers import log, put, write
 from support.stores import TEXT, Open, at, keyvalue, session, versioned, window
 

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from standfast.store import serde, window_key
+from standfast.store.buffer.rows import StoreRows
+from standfast.store.buffer.write_buffer import WriteBuffer
 from standfast.store.errors import InvalidRequest
 from standfast.store.memory import MemoryEngine
-from standfast.store.rows import StoreRows
 from standfast.store.specs import WindowStore
 from standfast.store.types import segments
 from standfast.store.types.segmented import Segments
 from standfast.store.types.window import WindowState
 from standfast.store.value_timestamp import TIMESTAMP
-from standfast.store.write_buffer import WriteBuffer
 from support.interruption import Point, traced
 
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000

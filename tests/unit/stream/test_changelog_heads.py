@@ -10,9 +10,9 @@ import pytest
 import standfast as sf
 from standfast.ops.sidecar.control.session import ServerSession
 from standfast.ops.sidecar.worker.worker import WorkerSession as TailSession
-from standfast.replication.lease.progress import LeaseProgress
 from standfast.replication.log import TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
+from standfast.replication.progress import LeaseProgress
 from standfast.replication.topics.changelog import TIME_MAX_MS, changelog_policy
 from standfast.store.clock import SystemClock
 from standfast.store.disk import DiskGuard

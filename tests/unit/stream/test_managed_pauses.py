@@ -9,7 +9,7 @@ import pytest
 
 from standfast.ops.observe.metrics_values import session_samples
 from standfast.ops.observe.placement import move_events, placement_of_status
-from standfast.replication.placement.pauses import FAILOVER, PLANNED, Pause
+from standfast.replication.pauses import FAILOVER, PLANNED, Pause
 from support.apps import Running
 from support.placement import TASKS, Cluster, placement_of
 from support.sessions import Bench

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Committed, Outgoing, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition

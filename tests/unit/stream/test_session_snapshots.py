@@ -21,8 +21,8 @@ from standfast.restore.snapshot.storage import Storage
 from standfast.store.clock import SystemClock
 from standfast.store.rocks.engine import RocksEngine
 from standfast.store.task.state_dir import StateDir
+from standfast.stream.snapshot_counts import DownloadStatistics
 from standfast.stream.snapshots import beginning
-from standfast.stream.snapshots.counts import DownloadStatistics
 from standfast.stream.snapshots.keeper import SnapshotKeeper
 from support.sessions import HOUR_MS, Bench, operate
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.cli.command_line import main
+from standfast.ops.command.command_line import main
 from standfast.replication.log import Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import TaskId
 from standfast.replication.source_records import as_logged

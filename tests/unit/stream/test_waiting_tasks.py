@@ -15,8 +15,8 @@ import pytest
 
 import standfast as sf
 from standfast.ops.observe.status import not_ready_reasons, status_document
-from standfast.replication.lease.progress import LeaseProgress
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.progress import LeaseProgress
 from standfast.restore.snapshot.storage import Storage
 from standfast.store.rocks.engine import RocksEngine, RocksShared
 from standfast.store.task.state_dir import StateDir

@@ -6,7 +6,7 @@ import pytest
 
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.placement.checkpoint import Order, OrderState, PartReport
-from standfast.stream.snapshots.counts import SnapshotCounts
+from standfast.stream.snapshot_counts import SnapshotCounts
 from standfast.stream.workers.parts import PoolParts, merged
 from standfast.stream.workers.protocol import (
     Checkpoint,

@@ -18,8 +18,8 @@ import pytest
 
 import standfast as sf
 from standfast.replication.offsets import TaskId, TopicPartition
+from standfast.replication.pauses import FAILOVER, PLANNED
 from standfast.replication.placement.checkpoint import Order, PartReport
-from standfast.replication.placement.pauses import FAILOVER, PLANNED
 from standfast.store.clock import SystemClock
 from standfast.store.errors import InvalidRequest, WorkerFailed
 from standfast.stream.restart import RestartStrategy

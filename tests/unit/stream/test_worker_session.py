@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 import standfast as sf
+from standfast.replication.checkpoint_flow import Flow
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint import Order as CheckpointOrder
-from standfast.replication.placement.checkpoint_flow import Flow
 from standfast.restore.snapshot.catalogue import names
 from standfast.restore.snapshot.opening import open_storage
 from standfast.store.errors import Held
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.local_part import ACTIVES_FIRST_MS
-from standfast.stream.snapshots.counts import SnapshotCounts
+from standfast.stream.snapshot_counts import SnapshotCounts
 from standfast.stream.workers.care import InstanceCare
 from standfast.stream.workers.orders import ACTIVE, LOST, RUNNING, STANDBY, HeldTask, Order
 from standfast.stream.workers.protocol import Gate

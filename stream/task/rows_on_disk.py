@@ -19,14 +19,13 @@ from pathlib import Path
 
 from standfast.replication.log import LogReader
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.restore.verify.at_rest import cut_of
 from standfast.store.clock import Clock, real_clock
 from standfast.store.errors import StandfastError, UnknownStore
 from standfast.store.log import as_event, logger
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.open_engine import open_engine
 from standfast.store.specs import StoreSpec
-from standfast.store.task.commit_record import Position
+from standfast.store.task.commit_record import Position, read_record
 from standfast.store.task.state_dir import StateDir, check_marker
 
 ENDS_MS = 30_000
@@ -108,7 +107,7 @@ class RowsOnDisk:
             with self._opening(path):
                 engine = open_engine(path, shared=self._shared, read_only=True)
                 try:
-                    return cut_of(engine, str(path)).positions
+                    return read_record(engine, str(path)).positions
                 finally:
                     engine.close()
         except StandfastError as error:

@@ -14,7 +14,7 @@
                                 └───> rollback           as if they had not been: rows, changes, their order, the size
       within     begin ──> begin ──> writes ──> ...      the innermost ends first; an outer rollback undoes all of it
 
-There are two buffers with one behaviour: `WriteBuffer` (write_buffer.py), and the compiled one (native/twins.py).
+There are two buffers with one behaviour: `WriteBuffer` (write_buffer.py), and the compiled one (twins.py).
 `Buffer` is what both have in common. In each of them rows and changes enter in one place.
 
 Rules of this file: nothing in the buffer has reached the log or the database yet; a commit writes the taken part
@@ -43,7 +43,7 @@ from typing import Any, Protocol, TypeAlias
 from sortedcontainers import SortedList
 
 from standfast.store.arguments import INT64_MAX
-from standfast.store.buffer_part import Part, Rows, listed, logged, merged
+from standfast.store.buffer.part import Part, Rows, listed, logged, merged
 from standfast.store.disk import DiskGuard
 from standfast.store.engine import Row
 from standfast.store.errors import Backpressure, DiskFull, InternalError, InvalidRequest

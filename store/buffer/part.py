@@ -1,4 +1,4 @@
-"""What a commit takes from the write buffer, how much it counts, and two such parts as one.
+"""The part of the write buffer that a commit takes, the bytes that the part counts, and two parts as one.
 
     part     rows, changes and outputs of the commit under way          see buffer.py for their form
     merged   a part whose commit changed nothing, under the next one

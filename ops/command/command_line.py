@@ -1,51 +1,29 @@
 """The command `standfast`: parses the command line and calls the module of the command.
 
-    cli.main ──> module.register(subparsers) of each COMMAND_MODULES ──> args.handler(args) ──> exit code
+    main ──> register(subparsers) of the command (for --help of all) ──> args.handler(args) ──> exit code
 
 Rules of this file: arguments and exit codes only. Modules of commands import heavy libraries inside their handlers, so
-that `standfast --version` and `--help` answer at once. A handler takes the arguments and returns an exit code, or
-raises; errors become exit codes in `guard`. It knows nothing of storage.
+that `--help` answers soon. A handler takes the arguments and returns an exit code, or raises; errors become exit codes
+in `guard`. It knows nothing of storage.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from importlib import import_module
+from typing import Any
 
-from standfast._version import __version__
-from standfast.ops.cli.gone import check_gone
-from standfast.ops.cli.parser import CommandParser
+from standfast.ops.command.commands import COMMANDS, register_of
+from standfast.ops.command.gone import check_gone
+from standfast.ops.command.parser import CommandParser
+from standfast.store.base.version import __version__
 
 EXIT_USAGE = 2
 SILENT = ("serve", "run")  # commands that print no result
-# In the order of --help. Only this table names bench and demo, which no other part may import.
-COMMAND_MODULES = (
-    "standfast.ops.cli.process.serve",
-    "standfast.ops.cli.process.run",
-    "standfast.ops.cli.state.tasks",
-    "standfast.ops.cli.state.rows",
-    "standfast.ops.cli.state.snapshot",
-    "standfast.ops.cli.log.changelog",
-    "standfast.ops.cli.process.config",
-    "standfast.ops.cli.spark.verify",
-    "standfast.ops.cli.spark.rebuild",
-    "standfast.ops.cli.state.import_tasks",
-    "standfast.ops.cli.spark.pipeline",
-    "standfast.ops.cli.process.doctor",
-    "standfast.ops.cli.log.topic",
-    "standfast.ops.cli.process.reset",
-    "standfast.ops.cli.log.broker",
-    "standfast.ops.cli.state.replica",
-    "standfast.ops.cli.process.placement",
-    "standfast.ops.cli.process.deaths",
-    "standfast.ops.bench.bench",
-    "standfast.ops.demo.demo",
-)
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+def build_parser(command: str = "") -> argparse.ArgumentParser:
+    """The command line as far as `command` needs it; the whole one for any other text."""
     parser = CommandParser(
         prog="standfast",
         description="Durable local state for stream applications, with standbys that take over at once.",
@@ -53,9 +31,9 @@ def build_parser() -> argparse.ArgumentParser:
         "69 log or instance unreachable, 70 our bug, 73 held by another process, 75 fenced, 78 configuration.",
     )
     parser.add_argument("--version", action="version", version=f"standfast {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name in COMMAND_MODULES:
-        import_module(name).register(subparsers)
+    subparsers: argparse._SubParsersAction[Any] = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for register in dict.fromkeys(map(register_of, [command] if command in COMMANDS else COMMANDS)):
+        register(subparsers)
     return parser
 
 
@@ -86,11 +64,11 @@ def _run_command(arguments: list[str]) -> int:
     if arguments == ["--version"]:
         from standfast.replication.kafka.native_library import native
 
-        print(f"standfast {__version__}")  # without importing the module of every command
+        print(f"standfast {__version__}")  # without the module of a command
         for part in ("reader", "writer"):  # the same module has both
             print(f"{part} of Kafka: {native().text}")
         return 0
-    parser = build_parser()
+    parser = build_parser(*arguments[:1])
     try:
         args = parser.parse_args(arguments)
     except SystemExit as stopped:  # --help, or a usage error that argparse has printed

@@ -23,7 +23,7 @@ class CommandParser(argparse.ArgumentParser):
     """A parser whose help ends with examples of its command. Subcommands get parsers of this class too."""
 
     def format_help(self) -> str:
-        from standfast.ops.cli.examples import EXAMPLES  # only where help is printed
+        from standfast.ops.command.examples import EXAMPLES  # only where help is printed
 
         # Below the epilog and not in it, since argparse wraps an epilog.
         lines = [f"  {line}\n" for line in EXAMPLES.get(self.prog, ())]

@@ -1,13 +1,16 @@
-"""The write buffer of a task: the compiled one where the module can be used, else the one in Python."""
+"""The write buffer of a task: the compiled one where the module can be used, else the one in Python.
+
+Rules of this file: the one place that chooses. All else names the port (buffer.py).
+"""
 
 from __future__ import annotations
 
 from functools import cache
 from typing import Any, cast
 
-from standfast.store.buffer import SLOTS, Buffer, Check, Writer
-from standfast.store.native.library import compiled
-from standfast.store.write_buffer import WriteBuffer
+from standfast.store.buffer.buffer import SLOTS, Buffer, Check, Writer
+from standfast.store.buffer.write_buffer import WriteBuffer
+from standfast.store.native_module import compiled
 
 
 def buffer_type() -> type[Buffer]:

@@ -12,8 +12,8 @@ from typing import Any
 from weakref import WeakSet
 
 from standfast.store.arguments import INT64_MAX
-from standfast.store.buffer import EACH, HEADED, SLOTS, UNLOGGED, Buffer, Check, Encode, Put, Refuse, Writer
-from standfast.store.buffer_part import (
+from standfast.store.buffer.buffer import EACH, HEADED, SLOTS, UNLOGGED, Buffer, Check, Encode, Put, Refuse, Writer
+from standfast.store.buffer.part import (
     CHANGE_OVERHEAD_BYTES,
     ENTRY_BYTES,
     ENTRY_OVERHEAD_BYTES,
@@ -173,30 +173,22 @@ class StoreWriter:
         if buffer.journal is not None:
             for one in entered:
                 buffer.remember(rows, one)
-            if headed:
-                buffer.remember(buffer.delete_times[self._name], key)
-            elif changes is not None:
-                buffer.remember(changes, slot)
+            if changes is not None:
+                buffer.remember(buffer.delete_times[self._name] if headed else changes, slot)
         added = deletes = 0
-        old = None
         for one, row in entered.items():
-            old = rows.get(one, b"")
-            if row is None:
-                deletes += 1
-            else:
-                added += len(row)
-            if old:
-                added -= len(old)
-            elif one not in rows:
+            added += len(row or b"") - len(rows.get(one) or b"")
+            deletes += row is None
+            if one not in rows:
                 added += ROW_OVERHEAD_BYTES + len(one)
         if changes is not None:
+            added += len(value or b"")
             if slot not in changes:
                 added += CHANGE_OVERHEAD_BYTES + len(key)
-            elif headed:
-                added -= len(old) - TIMESTAMP_BYTES if old else 0
-            else:
+            elif not headed:
                 added -= len(changes[slot][1] or b"")
-            added += len(value) if value is not None else 0
+            elif changes[slot] is not None:
+                added -= len(changes[slot]) - TIMESTAMP_BYTES
         puts = len(entered) - deletes
         times = buffer.delete_times[self._name] if headed and value is None else None
         # No call from here on: a call is followed by a look for signals.

@@ -15,11 +15,10 @@ from functools import cache
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from standfast.store import serde
 from standfast.store.outside import environment
 
 SWITCH = "STANDFAST_NATIVE"
-MODULE = "standfast.store.native._native"
+MODULE = "standfast.store._native"
 
 
 class Native(NamedTuple):
@@ -39,9 +38,7 @@ class Native(NamedTuple):
 
 def compiled() -> Native:
     """The compiled module, without a look for librdkafka, or the reason against it."""
-    found = Native(None, reason=f"{SWITCH}=0 is set") if environment().get(SWITCH) == "0" else _module()
-    serde.quicken(found.module)
-    return found
+    return Native(None, reason=f"{SWITCH}=0 is set") if environment().get(SWITCH) == "0" else _module()
 
 
 @cache

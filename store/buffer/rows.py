@@ -18,8 +18,8 @@ from operator import itemgetter
 from typing import Any, Generic, NoReturn, TypeVar
 from weakref import WeakSet
 
-from standfast.store.buffer import EACH, HEADED, LATEST, UNLOGGED, Buffer, Writer, merge_pending
-from standfast.store.buffer_part import ENTRY_OVERHEAD_BYTES
+from standfast.store.buffer.buffer import EACH, HEADED, LATEST, UNLOGGED, Buffer, Writer, merge_pending
+from standfast.store.buffer.part import ENTRY_OVERHEAD_BYTES
 from standfast.store.clock import measured_ns
 from standfast.store.closing import Closing
 from standfast.store.engine import Engine, Row, RowScan

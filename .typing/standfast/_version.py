@@ -1,1 +1,0 @@
-../../standfast/_version.py

@@ -1,0 +1,1 @@
+"""The command `standfast` as a whole: its parser, and the table of its commands."""

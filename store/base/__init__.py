@@ -1,0 +1,1 @@
+"""Parts that every room may need, and of which no store is made."""

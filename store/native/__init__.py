@@ -1,1 +1,0 @@
-"""The compiled module: its sources in C, and whether it can be used here."""
