@@ -80,6 +80,7 @@ class Operators:
         elif kind is Kind.HANG:
             self._hang(fault)
         elif kind is Kind.AGE:
+            self._keep_deletes()
             self._hand.care()
             self._world.passed_ms += DAYS_MS
             for machine in self._world.machines:
@@ -149,10 +150,16 @@ class Operators:
         end = committed if name == IN else found.visible(self._world.monotonic_ms())
         begin = draws.below(end + 1, *about, "begin")
         self._world.event(f"records of {at} below {begin} of {end} are removed")
-        self._history.gone[at] = [one for one in changes(log, at) if one[0] < begin]
+        self._history.gone.setdefault(at, []).extend(one for one in changes(log, at) if one[0] < begin)
         found.move_begin(begin)
         log.version += 1
         self._tampered = True
+
+    def _keep_deletes(self) -> None:
+        """Let the history keep the deletes of rows whose records people removed: compaction is about to drop them."""
+        for at, gone in self._history.gone.items():
+            keys = {key for _, key, _ in gone}
+            gone += [one for one in changes(self._hand.log, at) if one[1] in keys and one[2] is None]
 
     def _hang(self, fault: Fault) -> None:
         log = self._hand.log

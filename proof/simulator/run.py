@@ -153,7 +153,7 @@ class _Run:
         self.folder = folder
         self.world = World(plan.seed, plan.machines, plan.faults)
         self.truth = Truth(deletes=plan.program == DELETES)
-        self.history = History(self.truth, exact=plan.guarantee == "exactly_once")
+        self.history = History(self.truth, plan.program, exact=plan.guarantee == "exactly_once")
         self._claims: dict[str, int] = {}  # id -> when its owner claimed it
         self._logged: dict[int, int] = {}  # partition of the counts -> how far their changelog was looked at
         self._rest_since = 0.0
@@ -184,6 +184,7 @@ class _Run:
             world.states_of = lambda machine: self.instances[machine.number].states()
             world.on_fault = self._on_fault
             log.on_write, log.on_claim = self.history.wrote, self._claimed
+            log.on_late = lambda name: self.history.late.add(int(name.rpartition("-")[2]))
             self.operators = Operators(
                 plan, world, self.hand, self.instances, self._restarts, self.history, self._until
             )
@@ -247,7 +248,11 @@ class _Run:
             return
         committed = self.hand.committed(IN)
         for at in self.hand.partitions(changelog_topic(APP, COUNTS)):
-            new = list(changes(self.log, at, self._logged.get(at.partition, 0)))
+            known = self._logged.get(at.partition, 0)
+            removed = [
+                one for one in self.history.gone.get(at, ()) if one[0] >= known
+            ]  # by people, since the last look
+            new = [*removed, *changes(self.log, at, known)]
             if new:
                 self._logged[at.partition] = new[-1][0] + 1
             self.history.processed(at.partition, offset_of(committed.get(TopicPartition(IN, at.partition))), new)
@@ -433,7 +438,7 @@ class _Run:
         for instance in self.instances:
             for who, store, at, rows in instance.rows():
                 end = hand.log.partition(at).end
-                alarms += self.history.folded(who, store, rows, at, changes(hand.log, at), end, plan.program)
+                alarms += self.history.folded(who, store, rows, at, changes(hand.log, at), end)
 
 
 def _text(raw: bytes | None) -> str:

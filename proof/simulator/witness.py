@@ -96,8 +96,8 @@ class Witness(sf.Listener):
             who = f"{self._who}, {task.role} {task.id} as opened at {offset}"
             with self._world.look():
                 rows = rows_of(task, store)
-            found = changes(self._log, changelog)
-            for one in self._history.folded(who, store, rows, changelog, found, offset, self._plan.program):
+            found = changes(self._log, changelog, ended=True)
+            for one in self._history.folded(who, store, rows, changelog, found, offset):
                 self._history.alarm(*one)
 
     def _runs(self, task: Any) -> None:
@@ -136,17 +136,26 @@ def rows_of(task: Any, store: str) -> dict[Any, Any]:
         return dict(rows)
 
 
-def offsets(log: SimLog, at: TopicPartition) -> list[int]:
-    """Offsets of the committed records of a partition."""
+def offsets(log: SimLog, at: TopicPartition, *, ended: bool = False) -> list[int]:
+    """Offsets of the committed records of a partition.
+
+    `ended`: with those of committed transactions whose ends have not come to the partition, so that their writer alone
+    knows of them.
+    """
     found = log.partition(at)
-    return found.offsets[: found.index(min(found.open.values(), default=found.end))]
+    late = {one.number for one in log.transactions if ended and one.commits}
+    late |= {number for _, number, _, _, commits in log.hanging if ended and commits}
+    still = (first for number, first in found.open.items() if number not in late)
+    return found.offsets[: found.index(min(still, default=found.end))]
 
 
-def changes(log: SimLog, at: TopicPartition, begin: int = 0) -> Iterator[Change]:
-    """The committed records of a changelog from an offset on."""
+def changes(log: SimLog, at: TopicPartition, begin: int = 0, *, ended: bool = False) -> Iterator[Change]:
+    """The committed records of a changelog from an offset on; `ended` as in `offsets`."""
     found = log.partition(at)
     first = found.index(begin)
-    for offset, key, value in zip(offsets(log, at)[first:], found.keys[first:], found.values[first:], strict=False):
+    for offset, key, value in zip(
+        offsets(log, at, ended=ended)[first:], found.keys[first:], found.values[first:], strict=False
+    ):
         assert key is not None, "a changelog's record has a key"
         yield offset, key, value
 

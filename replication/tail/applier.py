@@ -125,9 +125,11 @@ class ChangelogApplier:
 
     def write(self) -> int:
         """Write the staged rows and move their changelogs' positions, in one batch; returns the number of rows."""
-        staged, self._staged = self._staged, {}
-        # Not the present time: the log may have dropped deletes behind these rows since they were read.
-        return self.stores.apply({}, self._cut_at(staged, self._staged_ms))
+        # Not the present time: the log may have dropped deletes behind these rows since they were read. If the log does
+        # not answer here, rows and positions stay staged together: else the next write would take the rows alone.
+        cut = self._cut_at(self._staged, self._staged_ms)
+        self._staged = {}
+        return self.stores.apply({}, cut)
 
     def apply(self, changelog: TopicPartition, records: Sequence[Record], next_offset: int) -> int:
         """`stage` and `write`: apply records and move the position to `next_offset`, in one batch."""

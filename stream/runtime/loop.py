@@ -257,6 +257,9 @@ class Loop:
     def _let_go(self) -> None:
         """Commit the tasks that another instance gets, and end their run: the next owner begins where this one ends."""
         for task_id, running in list(self._running.items()):
+            if running.last and not running.task.leaving:  # the move was taken back: the run goes on
+                running.last = False
+                self._guarded(task_id, running, partial(self._take_later, running))
             if not running.task.leaving or task_id in self._commits:
                 continue
             if not running.last and self._commits.has_room:
@@ -284,8 +287,7 @@ class Loop:
 
     def _free(self) -> list[tuple[TaskId, RunningTask]]:
         """The tasks that may take records now."""
-        running = self._running.items()
-        return [(one_id, one) for one_id, one in running if one_id not in self._commits and not one.hold.stands]
+        return [one for one in self._running.items() if one[0] not in self._commits and not one[1].rests]
 
     def _begin(self, task_id: TaskId, task: Task) -> None:
         group = self._topology.groups[task_id.group]
@@ -497,9 +499,7 @@ class Loop:
             return {**ends, **self._sources.ends(runner.task.id)}
         except Unavailable as error:
             about = as_event("log_away", task=runner.task.id)
-            logger.warning(
-                "task %s: its windows stay open until the log answers: %s", runner.task.id, error, extra=about
-            )
+            logger.warning("task %s: windows stay open until the log answers: %s", runner.task.id, error, extra=about)
             return None
 
     def _fetch(self, timeout_ms: int) -> None:
@@ -631,7 +631,7 @@ class Loop:
     ) -> None:
         # Even to decode the next record may write, such as a dead letter.
         kept: Taken | None = (records, next_offset, at_end)
-        if running.task.id not in self._commits and not running.hold.stands:
+        if running.task.id not in self._commits and not running.rests:
             taken, kept = running.hold.splits(at, (records, next_offset, at_end))
             running.runner.add(at.topic, *taken)
         if kept is not None:
@@ -645,7 +645,7 @@ class Loop:
         runner, task = running.runner, running.task
         processed = 0
         try:
-            if task_id in self._commits or running.hold.stands or not self._commit_asked(task_id, running):
+            if task_id in self._commits or running.rests or not self._commit_asked(task_id, running):
                 return 0
             runner.collect()
             while processed < RECORDS_PER_TURN:
@@ -701,7 +701,7 @@ class Loop:
 
         Not while as many commits are under way as there is room for: the task goes on instead of waiting for it.
         """
-        if task_id in self._commits or running.hold.stands or not self._commits.has_room:
+        if task_id in self._commits or running.rests or not self._commits.has_room:
             return False
         if running.committing or running.asks:
             return True

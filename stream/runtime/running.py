@@ -40,6 +40,15 @@ class RunningTask:
         """Whether the task asks for a commit before its interval is over."""
         return self.task.commit_requested or self.task.stores.buffer.full
 
+    @property
+    def rests(self) -> bool:
+        """Whether it takes no records: it stands still for a checkpoint, or the next owner begins at its last commit.
+
+        Records that it processed after that commit would count twice if the move is taken back: the next run begins at
+        the commit.
+        """
+        return self.hold.stands or self.last
+
     def waiting(self, at: TopicPartition) -> int:
         """The number of records of an input that were fetched and not processed."""
         return self.runner.waiting(at) + sum(len(one[1]) for one in self.later if one[0] == at)

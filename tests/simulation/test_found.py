@@ -120,6 +120,50 @@ GENERATION_WITHOUT_AN_ANSWER = Plan(
     ),
 )
 
+# A standby's write finds no answer at the log, and the next write of the same task comes before it is opened again.
+STANDBY_WRITES_WITHOUT_AN_ANSWER = Plan(
+    seed=2048,
+    program="table",
+    style="embedded",
+    guarantee="exactly_once",
+    machines=2,
+    partitions=2,
+    keys=20,
+    records=353,
+    feed_ms=8_000,
+    idle_ms=250,
+    standbys=0,
+    lease_ms=1_500,
+    commit_interval_ms=1_000,
+    gate="all",
+    snapshots=False,
+    client=True,
+    faults=(Fault(Kind.LOST, machine=1, at_ms=1_044, call="log.other", for_ms=1_993),),
+)
+
+# A task is to go to an instance that ends at once: the move is taken back after the last commit.
+MOVE_TAKEN_BACK = Plan(
+    seed=9504,
+    program="windows",
+    style="kafka",
+    guarantee="exactly_once",
+    machines=2,
+    partitions=2,
+    keys=3,
+    records=318,
+    feed_ms=8_000,
+    idle_ms=150,
+    standbys=1,
+    lease_ms=600,
+    commit_interval_ms=200,
+    gate="task",
+    snapshots=False,
+    faults=(
+        Fault(Kind.DAMAGE, machine=0, at_ms=1_785, call="engine", skip=2, after=True, for_ms=3_696),
+        Fault(Kind.STOP, machine=0, at_ms=2_601, call="file", skip=11, for_ms=420),
+    ),
+)
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -130,6 +174,8 @@ GENERATION_WITHOUT_AN_ANSWER = Plan(
         STANDBY_STOOD_STILL_FOR_DAYS,
         FAILED_TASK_GOES_ELSEWHERE,
         GENERATION_WITHOUT_AN_ANSWER,
+        STANDBY_WRITES_WITHOUT_AN_ANSWER,
+        MOVE_TAKEN_BACK,
     ],
 )
 def test_a_world_that_broke_a_promise_keeps_it(plan: Plan):

@@ -160,9 +160,11 @@ class SimLog:
         self.transactions: list[Transaction] = []  # not gone yet
         self.version = 0  # grows with every write
         self._numbers = 0
-        # For a world that judges: (id, owner before, new owner), and (id, epoch) of each write of an owner.
+        # For a world that judges: (id, owner before, new owner), (id, epoch) of each write of an owner, and the id of a
+        # former owner whose append nothing fenced.
         self.on_claim: Callable[[str, Owner | None, Owner], None] = lambda name, before, taken: None
         self.on_write: Callable[[str, int], None] = lambda name, epoch: None
+        self.on_late: Callable[[str], None] = lambda name: None
         # -- settings of the world
         self.timeout_ms = 10_000  # how long a call waits for brokers, or for the lock, that do not answer
         self.transaction_ms = 60_000

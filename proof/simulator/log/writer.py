@@ -137,7 +137,13 @@ class KafkaWriter(SimWriter):
         self._check_fenced()
         self._check_owner()
         self._check_sizes(rows)
-        ends = self._access.write_once("log.append", lambda: self._log.append(rows, None), rows)
+
+        def effect() -> dict[TopicPartition, int]:
+            if self._owner is not None and self._log.group(self._owner.group).owners.get(self._name) != self._owner:
+                self._log.on_late(self._name)
+            return self._log.append(rows, None)
+
+        ends = self._access.write_once("log.append", effect, rows)
         if meanwhile is not None:
             try:
                 meanwhile()

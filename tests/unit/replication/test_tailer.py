@@ -6,6 +6,8 @@ The rules of the state machine itself are in test_standby.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
+from typing import NoReturn
 
 import pytest
 
@@ -15,6 +17,7 @@ from standfast.replication.log import Committed, Outgoing, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.applier import ChangelogApplier
 from standfast.replication.tail.tailer import Tailer
+from standfast.store.errors import Unavailable
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.task.task_stores import TaskStores
 from support.sessions import Bench
@@ -43,6 +46,38 @@ def tail(bench: Bench, applier: ChangelogApplier) -> Tailer:
     tailer.add(applier, limited=frozenset({SOURCE}))
     tailer.allow(True)
     return tailer
+
+
+def rows(applier: ChangelogApplier) -> dict[str, str]:
+    with applier.stores.committed_view("table").all() as found:
+        return dict(found)
+
+
+def no_answer(positions: object) -> NoReturn:
+    raise Unavailable("no answer")
+
+
+def test_rows_wait_with_their_positions_where_the_log_does_not_answer_a_write(
+    bench: Bench, applier: ChangelogApplier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    produce(bench, 3)
+    info = bench.log.admin.describe_topic("table")
+    assert info is not None
+    with closing(bench.log.reader()) as reader:
+        tagged = ChangelogApplier(applier.task, applier.stores, {"table": info}, bench.clock, reader)
+        reader.add({SOURCE: 0})
+        tagged.stage(SOURCE, reader.fetch(10)[0].records, 3)
+        with monkeypatch.context() as away:
+            away.setattr(reader, "epoch_tags", no_answer)
+            with pytest.raises(Unavailable):
+                tagged.write()
+        assert tagged.position(SOURCE) is None
+        assert rows(applier) == {}
+        tagged.write()  # such as of another changelog of the task, which now has the limit that it waited for
+        stored = tagged.position(SOURCE)
+        assert stored is not None
+        assert stored.offset == 3
+        assert len(rows(applier)) == 3
 
 
 def test_source_topic_as_changelog_is_followed_up_to_the_committed_offset(
