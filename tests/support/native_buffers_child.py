@@ -172,6 +172,8 @@ def main() -> None:
     chance = random.Random(int(sys.argv[2]))
     for _ in range(PROGRAMS):
         compare([WriteBuffer, compiled_buffer(native)], chance)
+    gc.collect()
+    gc.freeze()  # each attack collects, which need not walk through the modules
     for modes in MODES:
         for savepoint in (False, True):
             at = 1
