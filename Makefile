@@ -48,7 +48,7 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | while IFS=$$'\t' read -r name text; \
 	  do printf '  make %-13s %s\n' "$$name" "$$text"; done
 
-NATIVE := setup.py $(wildcard replication/kafka/native/*.[ch])
+NATIVE := setup.py $(wildcard store/native/*.[ch])
 
 $(VENV)/.core: requirements/core.txt pyproject.toml $(NATIVE)
 	@python="$(PYTHON)"; if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \

@@ -14,8 +14,8 @@ import sysconfig
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-FOLDER = "replication/kafka/native"
-NAMES = ("client", "fold", "handle", "json_form", "merge", "module", "pieces", "producer", "put", "spill", "sst")
+FOLDER = "store/native"
+NAMES = ("buffer", "client", "fold", "handle", "json_form", "merge", "module", "pieces", "producer", "spill", "sst")
 # Checked copies, canaries on the stack, and addresses of functions that nothing can overwrite once they are found.
 HARDENED = ["-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2", "-fstack-protector-strong"]
 FIXED = ["-Wl,-z,relro,-z,now"]
@@ -44,7 +44,7 @@ def without_runpath(words: list[str]) -> list[str]:
 fits = sys.platform == "linux" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 compiled = fits and not os.environ.get("STANDFAST_PURE")
 extension = Extension(
-    "standfast.replication.kafka._native",
+    "standfast.store._native",
     [f"{FOLDER}/{name}.c" for name in NAMES],
     depends=[f"{FOLDER}/native.h", f"{FOLDER}/rdkafka.h"],
     extra_compile_args=["-O2", "-g0", *HARDENED, "-std=gnu11", "-fvisibility=hidden", "-Wall", "-Wextra"],

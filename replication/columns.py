@@ -110,7 +110,7 @@ class RecordColumns(Sequence[Record]):
 
 
 class Part(Protocol):
-    """Records in the memory of a compiled reader, by index; see `Part` in replication/kafka/native/pieces.c."""
+    """Records in the memory of a compiled reader, by index; see `Part` in store/native/pieces.c."""
 
     payload_bytes: int
 

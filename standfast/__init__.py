@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from standfast.replication.offsets import TopicPartition
     from standfast.replication.tail.open_log import open_log
     from standfast.restore.snapshot.policy import SnapshotPolicy
+    from standfast.store.buffer.rows import StoreIterator
     from standfast.store.errors import (
         Backpressure,
         BadConfig,
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
         VersionedRecord,
         Windowed,
     )
-    from standfast.store.rows import StoreIterator
     from standfast.store.schema import serde
     from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
     from standfast.store.types.keyvalue import KeyValueState
@@ -181,7 +181,7 @@ _HOMES = {
     "WindowState": "standfast.store.types.window:WindowState",
     "SessionState": "standfast.store.types.session:SessionState",
     "VersionedState": "standfast.store.types.versioned:VersionedState",
-    "StoreIterator": "standfast.store.rows:StoreIterator",
+    "StoreIterator": "standfast.store.buffer.rows:StoreIterator",
     "ValueAndTimestamp": "standfast.store.results:ValueAndTimestamp",
     "VersionedRecord": "standfast.store.results:VersionedRecord",
     "Windowed": "standfast.store.results:Windowed",

@@ -34,6 +34,7 @@ import msgpack as _msgpack
 
 from standfast.store.arguments import checked, checked_call
 from standfast.store.errors import BadConfig, Corruption, InvalidRequest, StandfastError, Unavailable
+from standfast.store.native_module import compiled
 
 T = TypeVar("T")
 Raw: TypeAlias = builtins.bytes  # `bytes` is a serde in this file
@@ -137,6 +138,11 @@ def quick(serialize: Callable[[Any], Raw]) -> Callable[[Any], Raw]:
     return QUICK_BYTES if serialize is _bytes_to_raw else serialize
 
 
+def is_plain(serialize: Callable[[Any], Raw]) -> bool:
+    """Whether a serde writes bytes as they are."""
+    return serialize is _bytes_to_raw
+
+
 def serde_error(serde: Serde[Any], store: str, part: Part, direction: Direction, error: Exception) -> StandfastError:
     """The error to raise for `error` of a serde: InvalidRequest for serialize, Corruption for deserialize.
 
@@ -177,7 +183,9 @@ def beyond_record(error: Exception, what: str) -> StandfastError | None:
 def _bytes_to_raw(value: Raw | bytearray | memoryview) -> Raw:
     if type(value) is Raw:
         return value
-    if isinstance(value, (Raw, bytearray, memoryview)):
+    if isinstance(value, Raw):
+        return Raw.__bytes__(value)  # whatever its class makes of it
+    if isinstance(value, (bytearray, memoryview)):
         return Raw(value)
     raise TypeError(f"it takes bytes, not {type(value).__name__}")
 
@@ -221,7 +229,7 @@ _HALF = re.compile("[\ud800-\udfff]")
 _PAIR = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
-def json_form(value: Any, key: bool) -> int:
+def python_json_form(value: Any, key: bool) -> int:
     """FAULT if JSON does not give back an equal value, else 0, or WHOLE if a float in it is a whole number.
 
     A tuple comes back as a list: a fault in a key, which is compared. The value is one that the encoder took, or that
@@ -232,22 +240,17 @@ def json_form(value: Any, key: bool) -> int:
     found = 0
     if isinstance(value, dict):
         for name, inner in value.items():
-            found |= json_form(inner, key) if isinstance(name, str) else FAULT
+            found |= python_json_form(inner, key) if isinstance(name, str) else FAULT
     elif isinstance(value, tuple) and key:
         return FAULT
     elif isinstance(value, (list, tuple)):
         for inner in value:
-            found |= json_form(inner, key)
+            found |= python_json_form(inner, key)
     return FAULT if found & FAULT else found
 
 
-_form = json_form
-
-
-def quicken(module: Any) -> None:
-    """Use the compiled module from now on, None: no longer; the same answers in less time."""
-    global _form
-    _form = json_form if module is None else module.json_form
+_module = compiled().module
+json_form: Callable[[Any, bool], int] = python_json_form if _module is None else _module.json_form
 
 
 def _json_writer(encoder: _json.JSONEncoder, key: bool) -> Callable[[Any], Raw]:
@@ -257,7 +260,7 @@ def _json_writer(encoder: _json.JSONEncoder, key: bool) -> Callable[[Any], Raw]:
         text = ""
         try:
             text = encode(value)
-            if value.__class__ is not str and (form := _form(value, key)):
+            if value.__class__ is not str and (form := json_form(value, key)):
                 if form == FAULT:
                     raise ValueError("JSON would not give back an equal value")
                 if encoder is _SORTED_ENCODER:
@@ -325,7 +328,7 @@ def _raw_to_json(raw: Raw) -> Any:
         if raw[:3] != _MARK:
             raise
         value = _JSON_DECODER.decode(raw[3:].decode())
-    if value.__class__ is not str and _form(value, False) & FAULT:
+    if value.__class__ is not str and json_form(value, False) & FAULT:
         raise ValueError("a number in it, such as 1e999, is larger than any that can be held")
     return value
 

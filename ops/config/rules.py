@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from standfast.ops.config.types import Config
 from standfast.ops.shared.loopback import is_loopback
 from standfast.replication.kafka.address import COMMON, CONSUMER, FILE, OURS, PRODUCER, SECRETS
-from standfast.store.rows import KEY_MAX_BYTES
+from standfast.store.buffer.rows import KEY_MAX_BYTES
 
 SOCKET_PATH_MAX = 107  # Linux: `sun_path` has 108 bytes, with the 0 at its end
 RUN_FILES = ("LOCK", "INFO.json", "TOKEN")  # a socket of such a name would replace the file

@@ -26,8 +26,8 @@ from standfast.ops.shared.kinds import OPS, Bounds, KindOps
 from standfast.ops.shared.text import KeyFormat, key_from_raw, key_to_raw, prefix_to_raw, value_from_raw
 from standfast.store import serde as serdes
 from standfast.store import value_timestamp
+from standfast.store.buffer.rows import StoreRows
 from standfast.store.errors import InvalidRequest, TooLarge
-from standfast.store.rows import StoreRows
 from standfast.store.serde import Serde
 from standfast.store.specs import StoreSpec
 from standfast.store.types.key_ranges import raw_keys

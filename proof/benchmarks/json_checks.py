@@ -13,8 +13,8 @@ from collections.abc import Callable
 from time import thread_time_ns
 from typing import Any
 
-from standfast.replication.kafka.native_library import compiled
 from standfast.store import serde
+from standfast.store.native_module import compiled
 
 RUNS, NS = 301, 200_000  # of one run, about
 ORDER = {

@@ -45,7 +45,7 @@ from standfast.replication.kafka.errors import (
     error_of,
     translated,
 )
-from standfast.replication.kafka.native_library import native, refused_by
+from standfast.replication.kafka.native_library import module_for
 from standfast.replication.kafka.native_producer import NativeProducer
 from standfast.replication.kafka.producer import Producer, PythonProducer
 from standfast.replication.offsets import TopicPartition
@@ -207,9 +207,10 @@ class Cluster:
     def producer(self, **settings: str) -> Producer:
         """A producer; `settings` have _ for the dots."""
         options = self.producer_options() | _dotted(settings)
-        if native().module is None or refused_by(self._callbacks.named()):
+        module = module_for(self._callbacks.named())
+        if module is None:
             return self._make(PythonProducer, options)
-        return self._made(lambda: NativeProducer(options, self._callbacks))
+        return self._made(lambda: NativeProducer(module, options, self._callbacks))
 
     def transactional(self, transactional_id: str) -> Producer:
         """A new transactional producer, which begins to connect."""

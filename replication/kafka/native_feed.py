@@ -17,7 +17,7 @@ from standfast.replication.columns import LazyColumns, Span
 from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.feed import Event, Feed, News, Piece, PythonFeed
 from standfast.replication.kafka.native_calls import errors, hear
-from standfast.replication.kafka.native_library import native, refused_by
+from standfast.replication.kafka.native_library import module_for
 from standfast.replication.offsets import TopicPartition
 
 CHUNK = 4_000  # a part of so many small records still fits in the processor's cache
@@ -29,10 +29,10 @@ class NativeFeed:
 
     chunk = CHUNK
 
-    def __init__(self, cluster: Cluster, *, narrow: bool) -> None:
+    def __init__(self, module: Any, cluster: Cluster, *, narrow: bool) -> None:
         """Raises KafkaException for a setting that librdkafka refuses."""
         self._cluster = cluster
-        self._module = native().module
+        self._module = module
         settings = list(cluster.consumer_options(narrow=narrow).items())
         with self._errors():
             self._client: Any = cluster.keep(self._module.Client(settings, headers=not narrow))
@@ -95,5 +95,5 @@ class NativeFeed:
 
 def open_feed(cluster: Cluster, *, narrow: bool = False) -> Feed:
     """The feed of a reader; see `Log.reader` for `narrow`."""
-    usable = native().module is not None and not refused_by(cluster.callbacks.named())
-    return NativeFeed(cluster, narrow=narrow) if usable else PythonFeed(cluster, narrow=narrow)
+    module = module_for(cluster.callbacks.named())
+    return PythonFeed(cluster, narrow=narrow) if module is None else NativeFeed(module, cluster, narrow=narrow)

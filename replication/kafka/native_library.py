@@ -1,11 +1,11 @@
-"""The compiled reader: whether it can be used here, and why not.
+"""The compiled clients of Kafka: whether they can be used here, and why not.
 
-    compiled()      the module alone, whose fold needs no librdkafka, or the reason against it; looked up once
-    native()        the module with librdkafka found, or the reason against it
+    native()        the compiled module with librdkafka found, or the reason against it
     refused_by      the reason in a log's own settings
+    module_for      the choice for all clients of a log
 
 The module uses the librdkafka that the confluent_kafka package has loaded, by its path in the process's own memory map,
-wherever it came from: there is never a second copy. Without the module everything works, in Python and slower.
+wherever it came from: there is never a second copy. `store/native_module.py` finds the module itself.
 
 Rules of this file: it opens no client. A reason is a sentence without a full stop, for `standfast doctor` and
 `standfast --version`.
@@ -13,42 +13,16 @@ Rules of this file: it opens no client. A reason is a sentence without a full st
 
 from __future__ import annotations
 
-import sys
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from standfast.replication.kafka.callbacks import ERROR
-from standfast.store import serde
-from standfast.store.outside import environment
+from standfast.store.native_module import Native, compiled
 
-SWITCH = "STANDFAST_NATIVE"
-MODULE = "standfast.replication.kafka._native"
 MAPS = Path("/proc/self/maps")
 LIBRARY = "librdkafka"
-
-
-class Native(NamedTuple):
-    """`module` is None if the compiled reader cannot be used, and `reason` says why; else `version` of librdkafka."""
-
-    module: Any
-    version: str = ""
-    reason: str = ""
-
-    @property
-    def text(self) -> str:
-        """One line about the path in use."""
-        if self.module is None:
-            return f"Python, since {self.reason}"
-        return f"compiled, on librdkafka {self.version}"
-
-
-def compiled() -> Native:
-    """The compiled module, without a look for librdkafka, or the reason against it."""
-    found = Native(None, reason=f"{SWITCH}=0 is set") if environment().get(SWITCH) == "0" else _module()
-    serde.quicken(found.module)
-    return found
 
 
 def native() -> Native:
@@ -65,21 +39,14 @@ def refused_by(functions: frozenset[str]) -> str:
 
 
 @cache
-def _module() -> Native:
-    if sys.platform != "linux":
-        return Native(None, reason=f"the compiled reader is for Linux, and this is {sys.platform}")
-    if sys.implementation.name != "cpython" or "t" in sys.abiflags:
-        return Native(None, reason="the compiled reader needs CPython with its interpreter lock")
-    try:
-        return Native(import_module(MODULE))
-    except ImportError as error:
-        return Native(None, reason=f"the compiled reader is not installed ({error}): install gcc, then standfast again")
-
-
-@cache
 def _with_client(module: Any) -> Native:
     import_module("confluent_kafka")  # loads librdkafka
     return with_library(module, loaded())
+
+
+def module_for(functions: frozenset[str]) -> Any:
+    """The module for the clients of a log that was given these functions; None: confluent_kafka's clients serve it."""
+    return None if refused_by(functions) else native().module
 
 
 def loaded() -> list[str]:

@@ -12,7 +12,6 @@ from confluent_kafka import KafkaError
 
 from standfast.replication.kafka.callbacks import Callbacks
 from standfast.replication.kafka.native_calls import errors, hear
-from standfast.replication.kafka.native_library import native
 from standfast.replication.kafka.producer import Delivered
 from standfast.replication.kafka.records import Columns
 from standfast.replication.log import Committed
@@ -24,10 +23,10 @@ Result = TypeVar("Result")
 class NativeProducer:
     """The compiled client."""
 
-    def __init__(self, options: Mapping[str, str], callbacks: Callbacks) -> None:
+    def __init__(self, module: Any, options: Mapping[str, str], callbacks: Callbacks) -> None:
         """Raises KafkaException for a setting that librdkafka refuses."""
         self._callbacks = callbacks
-        self._module = native().module
+        self._module = module
         self._given: list[TopicPartition] = []  # the partition of each call that gave records, as of `delivered`
         with errors(self._module):
             self._client: Any = self._module.Producer(list(options.items()))

@@ -15,12 +15,12 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from standfast.replication.checks import check_bytes, check_timestamps
 from standfast.replication.columns import RecordColumns
-from standfast.replication.kafka.native_library import compiled
 from standfast.replication.log import Committed, Headers, Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.record_limits import Headers as SomeHeaders
 from standfast.replication.record_limits import TopicLimits, most_bytes, pieces
 from standfast.store.errors import InvalidRequest
+from standfast.store.native_module import compiled
 from standfast.store.timestamps import TIMESTAMP_MAX_MS
 from standfast.store.value_timestamp import TIMESTAMP_BYTES, RowChanges, headed_columns
 

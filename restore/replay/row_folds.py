@@ -21,11 +21,12 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from standfast.replication.columns import LazyColumns, RecordColumns, Span
-from standfast.replication.kafka.native_library import compiled
 from standfast.replication.log import Record
-from standfast.store.buffer import WriteBuffer
+from standfast.store.buffer.rows import StoreRows
+from standfast.store.buffer.write_buffer import WriteBuffer
 from standfast.store.errors import Corruption, InternalError
 from standfast.store.memory import MemoryEngine
+from standfast.store.native_module import compiled
 from standfast.store.rocks.errors import translate
 from standfast.store.rocks.sst import (
     BLOCK_BYTES,
@@ -37,7 +38,6 @@ from standfast.store.rocks.sst import (
     sorted_batches,
     write_batches,
 )
-from standfast.store.rows import StoreRows
 from standfast.store.specs import StoreSpec
 from standfast.store.types.kinds import open_store
 from standfast.store.types.segments import family_name, segment_interval_ms, segment_start_ms

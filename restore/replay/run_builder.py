@@ -18,12 +18,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from standfast.replication.kafka.native_library import compiled
 from standfast.replication.log import Record
 from standfast.restore.files.manifest import ManifestFile, ManifestPartition
 from standfast.restore.files.manifest_files import sha256_of
 from standfast.restore.replay.row_folds import Family, RowFold, fold_for
 from standfast.store.errors import InvalidRequest
+from standfast.store.native_module import compiled
 from standfast.store.specs import StoreSpec
 
 # A run is written when the held rows take this share of the budget; with 1.0, every further batch would need a count.

@@ -19,8 +19,8 @@ import pyarrow as pa
 from pyspark.sql.types import BinaryType, DataType, IntegerType, LongType, StringType, StructType
 
 from standfast.restore.spark_table.columns import WHOLE, fits, key_columns, listed, shown, wanted
+from standfast.store.buffer.rows import KEY_MAX_BYTES, VALUE_MAX_BYTES
 from standfast.store.errors import InvalidRequest
-from standfast.store.rows import KEY_MAX_BYTES, VALUE_MAX_BYTES
 from standfast.store.serde import Serde, sorted_keys
 from standfast.store.specs import StoreSpec
 from standfast.store.types.typed import NO_TIMESTAMP

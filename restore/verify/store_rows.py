@@ -18,7 +18,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from standfast.restore.digest import LogicalRow, key_hash
-from standfast.store.rows import StoreRows
+from standfast.store.buffer.rows import StoreRows
 from standfast.store.specs import StoreSpec
 from standfast.store.task.task_stores import AnyStore
 from standfast.store.types.segments import earliest_visible_ms

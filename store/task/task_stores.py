@@ -21,7 +21,10 @@ from typing import Any, NamedTuple
 from weakref import WeakSet
 
 from standfast.store import files
-from standfast.store.buffer import BOUND_DEFAULT_BYTES, Part, WriteBuffer
+from standfast.store.buffer.buffer import BOUND_DEFAULT_BYTES, Buffer
+from standfast.store.buffer.part import Part
+from standfast.store.buffer.rows import RowLimits, StoreRows
+from standfast.store.buffer.twins import buffer_type
 from standfast.store.clock import measured_ns
 from standfast.store.disk import DiskGuard
 from standfast.store.engine import DEFAULT_FAMILY, Engine, EngineStatistics, KeyRange, Prepared
@@ -35,7 +38,6 @@ from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.lookups import hidden_row
 from standfast.store.rocks.open_engine import open_engine
 from standfast.store.rocks.wal import refuse_damaged_wal
-from standfast.store.rows import RowLimits, StoreRows
 from standfast.store.specs import StoreSpec, as_stored, definition_changes
 from standfast.store.task import definitions_file
 from standfast.store.task.commit_record import (
@@ -105,7 +107,7 @@ class TaskStores:
         self.task = task
         self.specs = {spec.name: spec for spec in specs}
         self._heads = SegmentHeads(specs)
-        self.buffer = WriteBuffer(buffer_bytes, disk)
+        self.buffer = buffer_type()(buffer_bytes, disk)
         self._disk = disk
         self.poisoned: BaseException | None = None
         self.damaged: Corruption | None = None
@@ -133,9 +135,7 @@ class TaskStores:
         try:
             self.cut = self._load()
             self._create_families(app, shared)
-            self.stores: dict[str, AnyStore] = {
-                one.name: self._open_store(one, self.buffer) for one in self.specs.values()
-            }
+            self.stores: dict[str, AnyStore] = {one.name: self._open_store(one, self.buffer) for one in specs}
         except BaseException:
             self.engine.close()
             raise
@@ -174,7 +174,7 @@ class TaskStores:
     def committed_view(self, name: str) -> Any:
         """A read-only view of a store's committed rows; other threads may use it. Closed with the task."""
         self.store(name)
-        view = self._open_store(self.specs[name], WriteBuffer(0), read_only=True)
+        view = self._open_store(self.specs[name], type(self.buffer)(0), read_only=True)
         self._views.add(view.rows)
         return view
 
@@ -685,7 +685,7 @@ class TaskStores:
             return True
         return False
 
-    def _open_store(self, spec: StoreSpec, buffer: WriteBuffer, *, read_only: bool = False) -> AnyStore:
+    def _open_store(self, spec: StoreSpec, buffer: Buffer, *, read_only: bool = False) -> AnyStore:
         times = self.cut.stores.get(spec.name, StoreTimes())
         rows = StoreRows(
             name=spec.name,

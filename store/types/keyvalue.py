@@ -12,21 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import add
-from typing import Any, Never, cast
+from typing import Never, cast
 
 from standfast.store.arguments import MISSING, checked, no_option, pairs_of
-from standfast.store.buffer import ENTRY_OVERHEAD_BYTES
+from standfast.store.buffer.rows import StoreIterator, StoreRows
 from standfast.store.engine import Row
-from standfast.store.errors import InvalidRequest
+from standfast.store.errors import InvalidRequest, StandfastError
 from standfast.store.results import ValueAndTimestamp
-from standfast.store.rows import StoreIterator, StoreRows
-from standfast.store.serde import QUICK_BYTES, Part, Serde, quick, serde_error
 from standfast.store.specs import K, KeyValueStore, V
-from standfast.store.timestamps import TIMESTAMP_MAX_MS
 from standfast.store.types.typed import (
     NO_TIMESTAMP,
     OF_THE_LIBRARY,
-    TIME_MAX_MS,
     FamilyRows,
     LoggedRecord,
     LogicalRow,
@@ -35,7 +31,6 @@ from standfast.store.types.typed import (
 )
 from standfast.store.value_timestamp import TIMESTAMP
 
-_pack = TIMESTAMP.pack
 _join = cast("Callable[[bytes, bytes | None], bytes]", add)
 
 
@@ -70,14 +65,9 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
 
     def bind(self, topic: str | None) -> None:
         super().bind(topic)
-        self._quick_key, self._quick_value = quick(self._write_key), quick(self._write_value)
-
-    def quicken(self, module: Any) -> None:
-        if self.rows.headed:
-            self.put = module.putter(  # type: ignore[method-assign]
-                self.put, self.put_raw, self._encode_again, self.rows, self.name, self._quick_key, self._quick_value,
-                QUICK_BYTES, ENTRY_OVERHEAD_BYTES, TIMESTAMP_MAX_MS,
-            )  # fmt: skip
+        self._put = self.rows.buffer.putter(
+            self.rows.writer, self.name, self._encode_key, self._encode_value, self._timestamp
+        )
 
     def get(self, key: K, **unknown: Never) -> V | None:
         """The value of a key, or None. One look-up."""
@@ -105,65 +95,19 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
         """
         if unknown or key is MISSING or value is MISSING:  # any serde might write that
             raise no_option(KeyValueState.put, unknown)
-        access = self.rows
-        if timestamp is None:
-            timestamp = access.now_ms()
-        if key is None or value is None or type(timestamp) is not int or not 0 <= timestamp <= TIME_MAX_MS:
-            raw_key = self._encode_key(key)
-            self.put_raw(raw_key, None if value is None else self._encode_value(value), self._timestamp(timestamp))
-            return
-        # The usual case without any call but those of the serdes: this runs for every record of an application.
-        try:
-            raw_key = self._quick_key(key)
-        except Exception as error:  # noqa: BLE001 - raised there, with part and store in it
-            raw_key = self._encode_again("key", key, error)
-        try:
-            raw = self._quick_value(value)
-        except Exception as error:  # noqa: BLE001
-            raw = self._encode_again("value", value, error)
-        buffer, limits = access.buffer, access.limits
-        hot = buffer.hot
-        rows = hot.get(self.name)
-        size = len(raw_key) + len(raw)
-        added = 2 * size + ENTRY_OVERHEAD_BYTES
-        if (
-            rows is None
-            or raw_key in rows
-            or buffer.size_bytes + added > buffer.stop_bytes
-            or size > limits.any_bytes
-            or not limits.least_timestamp_ms <= timestamp <= TIMESTAMP_MAX_MS
-            or access.closed
-        ):
-            self.put_raw(raw_key, raw, timestamp)
-            return
-        # As `StoreRows.write` and `WriteBuffer.write_headed` enter a key that the buffer does not have yet.
-        row = _pack(timestamp) + raw  # before the first change: a serde that is wrong may have returned text
-        access.counters.put += 1
-        buffer.size_bytes += added
-        rows[raw_key] = row
-        if buffer.hot is not hot:
-            access.enter_again(self.name, raw_key, row, raw, timestamp)
-
-    def _encode_again(self, part: Part, given: Any, error: Exception) -> bytes:
-        """Bytes of a key or value that its quick serde refused with `error`.
-
-        The quick serde of bytes takes less than the serde itself. Any other has had its run: a user's serde may be
-        slow, such as one that asks a registry.
-        """
-        quick_serde = self._quick_key if part == "key" else self._quick_value
-        if quick_serde is QUICK_BYTES:
-            return self._encode_key(given) if part == "key" else self._encode_value(given)
-        serde: Serde[Any] = self.spec.key if part == "key" else self.spec.value
-        raise serde_error(serde, self.name, part, "serialize", error) from error
+        self._put(key, value, self.rows.now_ms() if timestamp is None else timestamp)
 
     def put_raw(self, raw_key: bytes, raw: bytes | None, timestamp: int) -> None:
         """`put` of bytes as the serdes would return them; it does not check the timestamp."""
-        row = TIMESTAMP.pack(timestamp) + raw if self._skip and raw is not None else raw
-        self.rows.write(self.name, raw_key, row, raw, timestamp)
+        self.rows.writer.put(self.name, raw_key, raw, timestamp)
 
     def put_raw_all(self, pairs: Sequence[tuple[bytes, bytes]], timestamp: int) -> bool:
         """`put_raw` of several values, if every one of them is allowed; otherwise False, and no value is set."""
-        return self.rows.write_all(self.name, pairs, TIMESTAMP.pack(timestamp) if self._skip else b"", timestamp)
+        try:
+            self.rows.writer.put_all(self.name, pairs, timestamp)
+        except StandfastError:
+            return False
+        return True
 
     def put_if_absent(self, key: K, value: V, timestamp: int | None = None) -> V | None:
         """Set the value only if the key has none; returns the earlier value, or None. `timestamp` in ms. Costs both."""
@@ -180,17 +124,11 @@ class KeyValueState(TypedStore[KeyValueStore, K, V]):
         """
         stamp = self._timestamp(timestamp)
         pairs = pairs_of(f"put_all into store {self.name!r}", items)
-        encoded = [
-            (self._encode_key(key), None if value is None else self._encode_value(value)) for key, value in pairs
-        ]
-        added_bytes = sum(self.rows.cost(raw_key, raw) for raw_key, raw in encoded)
-        with self.rows.buffer.latch:  # all of them go with the same commit
-            for raw_key, raw in encoded:
-                self.rows.check(raw_key, raw, stamp)
-            self.rows.buffer.check_room(added_bytes, deletes=all(raw is None for _, raw in encoded))
-            for raw_key, raw in encoded:  # not `write`, whose check could refuse after some are set: all were checked
-                row = TIMESTAMP.pack(stamp) + raw if self._skip and raw is not None else raw
-                self.rows.write_checked(self.name, raw_key, row, raw, stamp)
+        self.rows.writer.put_all(
+            self.name,
+            [(self._encode_key(key), None if value is None else self._encode_value(value)) for key, value in pairs],
+            stamp,
+        )
 
     def delete(self, key: K) -> V | None:
         """Remove a key; returns its earlier value, or None. One look-up and a put of None."""

@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol, cast, overload
 
 from standfast.store import serde as serdes
+from standfast.store.buffer.rows import StoreRows
 from standfast.store.errors import InvalidRequest
-from standfast.store.rows import StoreRows
 from standfast.store.specs import SPECS, K, KeyValueStore, SessionStore, StoreSpec, V, VersionedStore, WindowStore
 from standfast.store.types.keyvalue import KeyValueState
 from standfast.store.types.session import SessionState

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
+from standfast.store.buffer.rows import StoreIterator, StoreRows
 from standfast.store.results import Windowed
-from standfast.store.rows import StoreIterator, StoreRows
 from standfast.store.specs import K, SessionStore, V, WindowStore
 from standfast.store.types.key_ranges import Span, turned
 from standfast.store.types.segments import family_name, is_live, parse_family, segment_id, segment_interval_ms

@@ -14,10 +14,10 @@ from typing import cast
 
 from standfast.store import session_key
 from standfast.store.arguments import checked
+from standfast.store.buffer.rows import StoreIterator
 from standfast.store.engine import Row
 from standfast.store.errors import InvalidRequest
 from standfast.store.results import Windowed
-from standfast.store.rows import StoreIterator
 from standfast.store.specs import K, SessionStore, V
 from standfast.store.types.key_ranges import Span
 from standfast.store.types.segmented import SegmentedStore
@@ -125,7 +125,7 @@ class SessionState(SegmentedStore[SessionStore, K, V]):
             rows.counters.late_dropped += 1
             return False
         with rows.buffer.latch:  # the row and the time that it moves go with one commit
-            rows.write(family, row_key, raw, raw, timestamp)
+            rows.writer.put(family, row_key, raw, timestamp)
             rows.observe(end)
         return True
 

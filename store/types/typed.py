@@ -10,15 +10,16 @@ Rules of this file: it knows no concrete type. A type converts its log records t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
+from functools import partial
 from operator import itemgetter
-from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, Generic, Never, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
+from standfast.store.buffer.rows import StoreRows
 from standfast.store.engine import KeyRange
 from standfast.store.errors import InvalidRequest
-from standfast.store.rows import StoreRows
-from standfast.store.serde import Serde, serde_error
+from standfast.store.serde import Part, Serde, is_plain, serde_error
 from standfast.store.specs import K, StoreSpec, V
 from standfast.store.types.key_ranges import number_order
 from standfast.store.value_timestamp import TIMESTAMP
@@ -47,7 +48,7 @@ TIME_MAX_MS = 2**63 - 1
 # Methods of stores that only the library calls, some for every record: their arguments are not checked.
 OF_THE_LIBRARY = (
     "bind", "expired_families", "expired_ranges", "forget_families", "get_row", "logical_rows", "put_raw",
-    "put_raw_all", "put_row", "quicken", "restore", "rows_from", "rows_of", "takes_family",
+    "put_raw_all", "put_row", "restore", "rows_from", "rows_of", "takes_family",
 )  # fmt: skip
 
 
@@ -68,17 +69,15 @@ class TypedStore(ABC, Generic[S, K, V]):
         self.key_serde = key.of_part("key") if topic is None else key.of_topic(topic, "key")
         self.value_serde = value if topic is None else value.of_topic(topic, "value")
         self.numbers = number_order(self.key_serde)  # None: ranges of keys are in byte order
-        self._write_key, self._read_key = self.key_serde.serialize, self.key_serde.deserialize
-        self._write_value, self._read_value = self.value_serde.serialize, self.value_serde.deserialize
+        self._read_key, self._read_value = self.key_serde.deserialize, self.value_serde.deserialize
+        self._encode_key: Callable[[K], bytes] = self._encoder("key", key, self.key_serde)
+        self._encode_value: Callable[[V], bytes] = self._encoder("value", value, self.value_serde)
 
     def ranged_by(self, key: Serde[Any]) -> Self:
         """The same store, whose ranges of keys go by the numbers of this serde, if it is one of numbers."""
         made = copy(self)
         made.numbers = number_order(key)
         return made
-
-    def quicken(self, module: Any) -> None:
-        """Use the compiled module, where it has a part for this type, from now on: the same calls in less time."""
 
     @abstractmethod
     def restore(self, records: Sequence[LoggedRecord], into: FamilyRows | None = None) -> FamilyRows:
@@ -117,19 +116,9 @@ class TypedStore(ABC, Generic[S, K, V]):
         self.rows.counters.skipped += len(records) - len(kept)
         return kept
 
-    def _encode_key(self, key: K) -> bytes:
-        if key is None:
-            raise InvalidRequest(f"store {self.name!r}: the key is None; a row needs a key, drop or re-key the record")
-        try:
-            return self._write_key(key)
-        except Exception as error:  # a user's serde may raise any error
-            raise serde_error(self.spec.key, self.name, "key", "serialize", error) from error
-
-    def _encode_value(self, value: V) -> bytes:
-        try:
-            return self._write_value(value)
-        except Exception as error:
-            raise serde_error(self.spec.value, self.name, "value", "serialize", error) from error
+    def _encoder(self, part: Part, declared: Serde[Any], bound: Serde[Any]) -> Callable[[Any], bytes]:
+        refuse = partial(_refuse, part, declared, self.name)
+        return self.rows.buffer.encoder(bound.serialize, refuse, is_plain(bound.serialize))
 
     def _decode_key(self, raw: bytes) -> K:
         try:
@@ -168,6 +157,12 @@ class TypedStore(ABC, Generic[S, K, V]):
 
     def _pack(self, timestamp: int, raw: bytes) -> bytes:
         return TIMESTAMP.pack(timestamp) + raw if self._skip else raw
+
+
+def _refuse(part: Part, serde: Serde[Any], store: str, error: Exception | None) -> Never:
+    if error is not None:  # a user's serde may raise any error
+        raise serde_error(serde, store, part, "serialize", error) from error
+    raise InvalidRequest(f"store {store!r}: the {part} is None; a row needs a {part}, drop or re-key the record")
 
 
 def columns_of(

@@ -17,10 +17,10 @@ from operator import itemgetter
 from typing import cast
 
 from standfast.store.arguments import checked
+from standfast.store.buffer.rows import StoreIterator, StoreRows
 from standfast.store.engine import Engine, KeyRange, Row
 from standfast.store.errors import InvalidRequest
 from standfast.store.results import PUT_NOT_VALID, VALID_TO_UNDEFINED, VersionedRecord
-from standfast.store.rows import StoreIterator, StoreRows
 from standfast.store.specs import K, V, VersionedStore
 from standfast.store.types.segments import versioned_segment_interval_ms
 from standfast.store.types.typed import OF_THE_LIBRARY, FamilyRows, LoggedRecord, LogicalRow, TypedStore
@@ -153,7 +153,7 @@ class VersionedState(TypedStore[VersionedStore, K, V]):
             if valid_to == PUT_NOT_VALID:
                 self.rows.counters.late_dropped += 1
             else:
-                self.rows.put(self.name, space.rows, raw_key, raw, stamp)
+                self.rows.writer.enter(self.name, space.rows, raw_key, raw, stamp)
             return valid_to
 
     def delete(self, key: K, timestamp: int | None = None) -> VersionedRecord[V] | None:

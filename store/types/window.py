@@ -15,10 +15,10 @@ from typing import cast
 
 from standfast.store import window_key
 from standfast.store.arguments import checked
+from standfast.store.buffer.rows import StoreIterator, StoreRows
 from standfast.store.engine import Row
 from standfast.store.errors import InvalidRequest
 from standfast.store.results import ValueAndTimestamp, Windowed
-from standfast.store.rows import StoreIterator, StoreRows
 from standfast.store.specs import K, V, WindowStore
 from standfast.store.types.key_ranges import Span
 from standfast.store.types.segmented import SegmentedStore
@@ -79,7 +79,7 @@ class WindowState(SegmentedStore[WindowStore, K, V]):
             rows.observe(start)
             # Only now: a put that was refused or late must not use up a number.
             rows.sequence = (rows.sequence + 1) & SEQUENCE_MASK
-            rows.put(family, {row_key: self._pack(stamp, raw)}, row_key, raw, stamp)
+            rows.writer.enter(family, {row_key: self._pack(stamp, raw)}, row_key, raw, stamp)
 
     def fetch(self, key: K, window_start: int) -> V | None:
         """The value of the window of a key that starts at `window_start` (ms), or None. One look-up."""
@@ -144,12 +144,11 @@ class WindowState(SegmentedStore[WindowStore, K, V]):
             rows.check(row_key, raw, timestamp)  # a wrong argument is an error, late or not
             rows.counters.late_dropped += 1
             return False
-        row = TIMESTAMP.pack(timestamp) + raw if raw is not None and self._skip else raw
         if start <= rows.observed_ms:
-            rows.write(family, row_key, row, raw, timestamp)
+            rows.writer.put(family, row_key, raw, timestamp)
             return True
         with rows.buffer.latch:  # the row and the time that it moves go with one commit
-            rows.write(family, row_key, row, raw, timestamp)
+            rows.writer.put(family, row_key, raw, timestamp)
             rows.observe(start)
         return True
 

@@ -27,6 +27,7 @@ from standfast.replication.listeners import Listener
 from standfast.replication.tail.open_log import open_log
 from standfast.store import serde
 from standfast.store.arguments import checked, is_whole, path_problems, refuse
+from standfast.store.buffer.rows import VALUE_MAX_BYTES
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.log import LogFormat, as_event, logger, printed
@@ -34,7 +35,6 @@ from standfast.store.names import check_name, check_topic
 from standfast.store.process.interrupts import Apart, Flag
 from standfast.store.process.parent import lent_channel
 from standfast.store.process.threads import THREADS, Threads
-from standfast.store.rows import VALUE_MAX_BYTES
 from standfast.store.serde import Serde
 from standfast.store.specs import KeyValueStore, StoreSpec
 from standfast.stream.app.app_settings import (

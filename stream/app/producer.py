@@ -18,11 +18,11 @@ from standfast.replication.log import Headers, Log, Outgoing, TopicInfo
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.topics.fixes import Fixes
 from standfast.store.arguments import checked
+from standfast.store.buffer.rows import BESIDE_VALUE_BYTES, VALUE_MAX_BYTES
 from standfast.store.clock import Clock
 from standfast.store.closing import Closing
 from standfast.store.errors import Closed, InvalidRequest, TooLarge
 from standfast.store.names import check_topic
-from standfast.store.rows import BESIDE_VALUE_BYTES, VALUE_MAX_BYTES
 from standfast.store.serde import Serde
 from standfast.stream.outgoing import check_output, check_taken, headers_bytes
 from standfast.stream.topology.nodes import Partitioner, Serdes, SinkNode, SourceNode

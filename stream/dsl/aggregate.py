@@ -45,7 +45,7 @@ class Aggregate(Aggregation):
         raw = self.encode_value(new)
         # A delete is written, and forwarded by a cache, at the time of its record: Kafka Streams does both.
         written = record.timestamp if raw is None else stamp
-        self.rows.write(self.store_name, raw_key, None if raw is None else head + raw, raw, written)
+        self.rows.writer.put(self.store_name, raw_key, raw, written)
         if self.held is not None:
             self.held.add(raw_key, old_row, headers, written)
         else:

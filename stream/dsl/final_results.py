@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from standfast.replication.log import Headers
-from standfast.store.buffer import WriteBuffer
+from standfast.store.buffer.buffer import Buffer
 from standfast.stream import open_windows
 from standfast.stream.open_windows import Entry, OpenWindows
 from standfast.stream.record import Record
@@ -40,7 +40,7 @@ class FinalResults:
 
     __slots__ = ("_buffer", "_give", "_index", "_key", "_progress", "_read", "_scan", "next_end")
 
-    def __init__(self, context: Context, store: str, buffer: WriteBuffer, read: Read, scan: Scan, stored: bool) -> None:
+    def __init__(self, context: Context, store: str, buffer: Buffer, read: Read, scan: Scan, stored: bool) -> None:
         self._buffer = buffer
         self._give: Forward = context.give
         self._progress = context.progress

@@ -15,7 +15,7 @@ from operator import itemgetter
 from typing import TypeAlias
 
 from standfast.replication.log import Headers
-from standfast.store.buffer import WriteBuffer
+from standfast.store.buffer.buffer import Buffer
 
 OVERHEAD_BYTES = 200  # estimate for the entry and its tuple
 
@@ -29,7 +29,7 @@ class Suppression:
 
     __slots__ = ("_buffer", "_emit", "_held", "_number")
 
-    def __init__(self, buffer: WriteBuffer, emit: Emit) -> None:
+    def __init__(self, buffer: Buffer, emit: Emit) -> None:
         self._buffer = buffer
         self._emit = emit
         self._held: dict[bytes, Held] = {}

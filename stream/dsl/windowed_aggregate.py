@@ -309,7 +309,7 @@ class WindowedAggregate(StartedWindows[A]):
             raw = write_value(new)
         except Exception as error:
             raise self.refused("value", "serialize", error) from error
-        rows.write(family, row_key, head + raw, raw, stamp)
+        rows.writer.put(family, row_key, raw, stamp)
         if start > rows.observed_ms:
             rows.observed_ms = start
         if held is None:

@@ -164,7 +164,7 @@ def _store(
 ) -> StoreStatistics:
     store = task.stores.stores[name]
     sizes = task.stores.statistics(name)
-    counters = store.rows.counters
+    counters, writer = store.rows.counters, store.rows.writer
     changelog = task.applier.changelogs.get(name)
     begin, end = bounds.get(changelog, Bounds(0, 0)) if changelog is not None else Bounds(0, 0)
     # Without a position a store lacks every record of its changelog.
@@ -186,7 +186,7 @@ def _store(
         pending_compaction_bytes=sizes.pending_compaction_bytes,
         segments=sizes.families,
         open_iterators=len(store.rows.iterators),
-        ops={"put": counters.put, "get": counters.get, "delete": counters.delete, "scan": counters.scan},
+        ops={"put": writer.puts, "get": counters.get, "delete": writer.deletes, "scan": counters.scan},
         logged_records=counters.logged_records,
         logged_bytes=counters.logged_bytes,
         late_dropped=counters.late_dropped,

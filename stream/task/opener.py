@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from standfast.replication.kafka.native_library import compiled
 from standfast.replication.listeners import Listener
 from standfast.replication.log import LOST_END, Group, Log, OffsetsOpen, TopicInfo, TransactionOpen
 from standfast.replication.metadata_parts import group_metadata, with_pieces
@@ -59,6 +58,7 @@ from standfast.restore.plan import (
     local_position,
     plan_changelog,
 )
+from standfast.store.buffer.rows import RowLimits
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import BadConfig, Corruption, InvalidRequest, StandfastError, StateLost
@@ -68,7 +68,6 @@ from standfast.store.names import few
 from standfast.store.process.threads import Threads
 from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.seal import never_opened
-from standfast.store.rows import RowLimits
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.store.task.task_stores import TaskStores, Unwritten
@@ -557,9 +556,6 @@ class TaskOpener:
             )
         if is_new and made.cut.commit >= 0 and not careful:
             made.apply({}, replace(made.cut, commit=-1))  # a snapshot has the rows of its time, whatever came after
-        module = compiled().module
-        for store in made.stores.values() if module is not None else ():
-            store.quicken(module)
         return made
 
     def _topic_infos(self, applier: ChangelogApplier) -> Mapping[str, TopicInfo]:

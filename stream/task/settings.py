@@ -17,9 +17,9 @@ from standfast.restore.gate import Policy as GatePolicy
 from standfast.restore.replay.bulk_plan import COLD_RECORDS, WARM_RECORDS, BulkSettings
 from standfast.restore.snapshot.policy import SnapshotPolicy
 from standfast.store.arguments import INT64_MAX, flag_problems, is_whole, list_problems, name_problems, refuse
+from standfast.store.buffer.rows import VALUE_MAX_BYTES
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.names import check_name
-from standfast.store.rows import VALUE_MAX_BYTES
 from standfast.store.specs import StoreSpec
 from standfast.stream.http_port import LOOPBACK, HttpPort, http_problems
 from standfast.stream.task.groups import TaskGroup, all_specs, group_problems, source_topic_problems

@@ -28,10 +28,10 @@ from simulator.calls import DirectCalls
 from simulator.log import SimLog, SimLogClient
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.kafka.log import KafkaLog
-from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.log import Log, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import ManualClock
+from standfast.store.native_module import SWITCH
 from support.waits import until
 
 T = TypeVar("T")

@@ -61,7 +61,7 @@ def _kinds(text: str) -> dict[str, str]:
             last = (node.module or "").split(".")[-1]
             found |= {one.name: one.name for one in node.names if OURS.get(one.name) == last}
     # The compiled module has no classes to import; nor have clients that a Cluster makes, and an application's own.
-    if re.search("native_library import native|kafka.cluster import|^Steps = ", text, re.MULTILINE):
+    if re.search("native_calls import|kafka.cluster import|^Steps = ", text, re.MULTILINE):
         found[""] = "binding"
     return found
 

@@ -20,14 +20,23 @@ from repo.test_tidy_folders import ALIASES
 pytestmark = pytest.mark.xdist_group("sources")  # one process parses the sources once
 
 CORE = (
-    *("store", "store/base", "store/process", "store/rocks", "store/schema", "store/task", "store/types"),
+    *(
+        "store",
+        "store/base",
+        "store/buffer",
+        "store/process",
+        "store/rocks",
+        "store/schema",
+        "store/task",
+        "store/types",
+    ),
     *("replication", "replication/embedded", "replication/kafka", "replication/tail", "replication/topics"),
     *("restore", "restore/files", "restore/replay"),
     *("stream", "stream/app", "stream/deaths", "stream/dsl", "stream/runtime", "stream/session", "stream/task"),
     "stream/topology",
 )
 PRODUCTS: Mapping[str, tuple[str, ...]] = {
-    "native": ("replication/kafka/native",),
+    "native": ("store/native",),
     "instances": ("replication/lease", "replication/placement", "stream/workers"),
     "snapshots": ("restore/snapshot", "stream/snapshots"),
     "spark": ("restore/spark", "restore/spark_table", "ops/cli/spark"),

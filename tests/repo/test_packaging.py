@@ -24,7 +24,7 @@ from support.groups import costly
 pytestmark = [pytest.mark.slow, pytest.mark.packaging]
 
 WHEEL_BYTES_MAX = 2_400_000
-COMPILED = "standfast/replication/kafka/_native.abi3.so"
+COMPILED = "standfast/store/_native.abi3.so"
 
 
 def run(command: list[str | Path], cwd: Path) -> str:

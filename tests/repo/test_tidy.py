@@ -155,7 +155,7 @@ LIBRARY_HOMES = {
     "hiredis": ("ops/sidecar/resp",),
     "rich": ("ops/shared",),
     "jinja2": ("restore/report", "ops/page"),
-    "sortedcontainers": ("store/buffer.py", "store/memory.py"),
+    "sortedcontainers": ("store/buffer", "store/memory.py"),
     "msgpack": ("store/serde.py",),
     "obstore": ("restore/snapshot/storage.py",),
     "msgspec": ("replication/shapes.py", "restore/files", "restore/snapshot", "ops/sidecar/control"),

@@ -24,7 +24,7 @@ MOST = 60  # calls of a kind that fail in turn; of more of them a sample
 
 def load(path: str) -> tuple[Any, dict[str, ctypes.c_int]]:
     """The module, and the numbers by which its faults are set."""
-    spec = importlib.util.spec_from_file_location("standfast.replication.kafka._native", path)
+    spec = importlib.util.spec_from_file_location("standfast.store._native", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

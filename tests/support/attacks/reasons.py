@@ -52,7 +52,6 @@ METHODS: dict[str, str] = {
             "families",
             "forget_families",
             "logical_rows",
-            "quicken",
             "restore",
             "takes_family",
         )

@@ -1,5 +1,5 @@
 /* Faults of memory, files, threads and Python objects for a build of the compiled module: see native_faults_child.py
- * and native_puts_child.py.
+ * and native_buffers_child.py.
  *
  * The compiler includes this before each file of the module. The call number `fault_at` of those that `fault_mask`
  * names fails; a bit that is not counted holds for all calls. `fault_live` counts pieces of memory in use. */
@@ -152,9 +152,13 @@ static inline int fault_object(void)
 #define PyDict_GetItemWithError(dict, key) (fault_object() ? NULL : PyDict_GetItemWithError(dict, key))
 #define PyDict_New() (fault_object() ? NULL : PyDict_New())
 #define PyDict_SetItem(dict, key, value) (fault_object() ? -1 : PyDict_SetItem(dict, key, value))
-#define PyLong_FromLongLong(value) (fault_object() ? NULL : PyLong_FromLongLong(value))
-#define PyObject_GetAttrString(of, name) (fault_object() ? NULL : PyObject_GetAttrString(of, name))
+#define PyDict_Update(dict, other) (fault_object() ? -1 : PyDict_Update(dict, other))
+#define PyList_Append(list, one) (fault_object() ? -1 : PyList_Append(list, one))
+#define PyList_New(size) (fault_object() ? NULL : PyList_New(size))
+#define PyList_SetSlice(list, low, high, other) (fault_object() ? -1 : PyList_SetSlice(list, low, high, other))
+#define PyLong_FromSsize_t(value) (fault_object() ? NULL : PyLong_FromSsize_t(value))
 #define PyTuple_New(size) (fault_object() ? NULL : PyTuple_New(size))
+#define PyTuple_Pack(...) (fault_object() ? NULL : PyTuple_Pack(__VA_ARGS__))
 #define malloc fault_malloc
 #define calloc fault_calloc
 #define realloc fault_realloc

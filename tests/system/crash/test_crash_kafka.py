@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from standfast.replication.kafka.native_library import SWITCH
+from standfast.store.native_module import SWITCH
 from support.crash.run import Crash
 from support.crash.seeds import seed_of_run
 from support.crash.stories import GUARANTEES, run

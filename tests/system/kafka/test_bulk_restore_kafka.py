@@ -14,11 +14,11 @@ import pytest
 from system.kafka.test_kafka_session import Sessions
 
 import standfast as sf
-from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store import window_key
+from standfast.store.native_module import SWITCH
 from support.bulk import BATCHES, BULK, digests, drive, loader
 from support.sessions import HOUR_MS
 

@@ -25,10 +25,10 @@ from confluent_kafka import Producer
 import standfast as sf
 from standfast.ops.tools.broker import Broker
 from standfast.replication.kafka.log import KafkaLog
-from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Record, TopicPolicy
 from standfast.replication.offsets import TopicPartition
+from standfast.store.native_module import SWITCH
 from support.bulk import BATCHES, BULK
 from support.groups import costly
 from support.kafka import light_broker, lost_ends

@@ -18,13 +18,13 @@ from confluent_kafka import KafkaException, Producer
 from standfast.replication.kafka.address import parse_kafka_address
 from standfast.replication.kafka.clients import destroy_left
 from standfast.replication.kafka.cluster import Cluster
-from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.kafka.native_producer import NativeProducer
 from standfast.replication.kafka.producer import PythonProducer
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.store.errors import Fenced
+from standfast.store.native_module import SWITCH
 from support.serve import wait_for
 
 pytestmark = pytest.mark.kafka

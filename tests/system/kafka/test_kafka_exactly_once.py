@@ -25,10 +25,10 @@ import pytest
 import standfast as sf
 from standfast.ops.tools.broker import Broker
 from standfast.replication.kafka.bounds import bounds_of
-from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.offsets import TaskId
 from standfast.restore.verify.verify import committed_views, verify_task
+from standfast.store.native_module import SWITCH
 from standfast.stream.task import waiting
 from support.kafka import light_broker
 from support.kafka_bench import WAIT_S, KafkaBench, rows, transaction

@@ -25,10 +25,10 @@ from confluent_kafka.admin import AdminClient
 from standfast.replication.kafka.bounds import bounds_of, first_offsets, written_end
 from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.log import KafkaLog
-from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.log import GroupCommit, Outgoing, TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.errors import Unavailable, UnknownStore
+from standfast.store.native_module import SWITCH
 from support.waits import until
 
 pytestmark = pytest.mark.kafka

@@ -25,10 +25,10 @@ import pytest
 import standfast as sf
 from standfast.ops.tools.broker import Broker
 from standfast.replication.kafka.log import KafkaLog
-from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.log import Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.record_limits import MESSAGE_BYTES
+from standfast.store.native_module import SWITCH
 from support.waits import until
 
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]

@@ -18,9 +18,10 @@ import pytest
 from confluent_kafka import Producer
 
 from standfast.replication.kafka.log import KafkaLog
-from standfast.replication.kafka.native_library import SWITCH, Native, loaded, native, refused_by, with_library
+from standfast.replication.kafka.native_library import loaded, native, refused_by, with_library
 from standfast.replication.log import Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import TopicPartition
+from standfast.store.native_module import SWITCH, Native
 from support.kafka import every_shape, left_by_opens
 
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]

@@ -24,7 +24,7 @@ import importlib.util, random, socket, sys
 import confluent_kafka
 from standfast.replication.kafka.native_library import loaded
 
-spec = importlib.util.spec_from_file_location("standfast.replication.kafka._native", sys.argv[1])
+spec = importlib.util.spec_from_file_location("standfast.store._native", sys.argv[1])
 native = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(native)
 native.load(loaded()[0])
@@ -208,7 +208,7 @@ import gc, importlib.util, socket, sys
 import confluent_kafka
 from standfast.replication.kafka.native_library import loaded
 
-spec = importlib.util.spec_from_file_location("standfast.replication.kafka._native", sys.argv[1])
+spec = importlib.util.spec_from_file_location("standfast.store._native", sys.argv[1])
 native = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(native)
 native.load(loaded()[0])
@@ -338,7 +338,7 @@ FAULTS = "tests/support/programs/native_faults.h"
 def build(repo_root: Path, folder: Path, *more: str) -> Path:
     """The module under the sanitizers."""
     built = folder / "_native.abi3.so"
-    sources = sorted(map(str, (repo_root / "replication/kafka/native").glob("*.c")))
+    sources = sorted(map(str, (repo_root / "store/native").glob("*.c")))
     include = f"-I{sysconfig.get_path('include')}"
     subprocess.run(["gcc", *FLAGS, *CHECKS, *more, include, *sources, "-o", str(built)], check=True)
     return built
@@ -393,14 +393,14 @@ def test_call_of_the_machine_that_fails_is_an_error_that_loses_no_row_and_no_mem
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_puts_right_and_wrong_are_those_of_the_python_method_and_lose_no_reference(
+def test_programs_have_one_outcome_on_both_buffers_and_lose_no_reference(
     failing_module: Path, repo_root: Path, seed: int
 ) -> None:
-    checked(str(repo_root / "tests/support/native_puts_child.py"), str(failing_module), str(seed))
+    checked(str(repo_root / "tests/support/native_buffers_child.py"), str(failing_module), str(seed))
 
 
 def test_big_endian_machine_gets_no_module_with_wrong_numbers(repo_root: Path) -> None:
-    source = repo_root / "replication/kafka/native/merge.c"
+    source = repo_root / "store/native/merge.c"
     include = f"-I{sysconfig.get_path('include')}"
     other = "-D__BYTE_ORDER__=__ORDER_BIG_ENDIAN__"
     compiled = subprocess.run(

@@ -23,7 +23,7 @@ from standfast.ops.tools.broker import Broker
 from standfast.replication.kafka.callbacks import Callbacks
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.kafka.members import MEMBERS_SUFFIX
-from standfast.replication.kafka.native_library import SWITCH, native
+from standfast.replication.kafka.native_library import native
 from standfast.replication.kafka.native_producer import NativeProducer
 from standfast.replication.kafka.producer import Producer, PythonProducer
 from standfast.replication.kafka.records import Columns
@@ -31,6 +31,7 @@ from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.log import Committed, GroupCommit, Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import CommitUnknown, Fenced, InvalidRequest, StandfastError, Unavailable
+from standfast.store.native_module import SWITCH
 from standfast.store.value_timestamp import TIMESTAMP, RowChanges
 from support.kafka import every_shape, left_by_opens
 
@@ -82,7 +83,9 @@ def make(way: str) -> Iterator[Make]:
     def open_(address: str, **settings: str) -> Producer:
         options = options_of(address, **settings)
         compiled = way == "compiled"
-        opened.append(NativeProducer(options, Callbacks({}, print)) if compiled else PythonProducer(options))
+        opened.append(
+            NativeProducer(native().module, options, Callbacks({}, print)) if compiled else PythonProducer(options)
+        )
         return opened[-1]
 
     yield open_
@@ -544,7 +547,7 @@ def test_complaints_of_the_client_reach_the_callbacks() -> None:
     heard: list[Any] = []
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
-    producer = NativeProducer(options_of(f"127.0.0.1:{port}"), Callbacks({}, heard.append))
+    producer = NativeProducer(native().module, options_of(f"127.0.0.1:{port}"), Callbacks({}, heard.append))
     deadline = time.monotonic() + WAIT_S
     while not heard:
         assert time.monotonic() < deadline

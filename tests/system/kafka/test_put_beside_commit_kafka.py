@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import standfast as sf
-from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.log import TopicPolicy
 from standfast.replication.offsets import TopicPartition
+from standfast.store.native_module import SWITCH
 from support.kafka_bench import WAIT_S, KafkaBench
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from standfast.replication.kafka.log import KafkaLog
-from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import TOPIC, TRANSACTIONAL_ID, Need
 from standfast.replication.record_limits import MESSAGE_BYTES, RecordRefused, alone_bytes
+from standfast.store.native_module import SWITCH
 from support.secured import WAIT_S, Secured, secured_broker
 
 pytestmark = [pytest.mark.kafka(2), pytest.mark.slow]

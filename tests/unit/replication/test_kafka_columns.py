@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from standfast.replication.kafka.native_library import SWITCH, compiled
 from standfast.replication.kafka.records import LEAST_TIMESTAMP_MS, Columns, checked
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import InvalidRequest
+from standfast.store.native_module import SWITCH, compiled
 from standfast.store.timestamps import TIMESTAMP_MAX_MS
 from standfast.store.value_timestamp import TIMESTAMP, RowChanges
 

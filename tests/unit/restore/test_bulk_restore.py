@@ -13,7 +13,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import standfast as sf
-from standfast.replication.kafka.native_library import SWITCH
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
@@ -25,6 +24,7 @@ from standfast.restore.replay.run_builder import RunBuilder
 from standfast.restore.replay.worker import Worker
 from standfast.store import window_key
 from standfast.store.errors import Corruption, StateLost, Unavailable
+from standfast.store.native_module import SWITCH
 from standfast.store.process.interrupts import Flag
 from standfast.store.rocks.engine import RocksEngine
 from standfast.stream.session.session import BULK_WAIT_S

@@ -21,11 +21,11 @@ from standfast.restore.fold import (
     fold_for,
 )
 from standfast.store import serde, session_key, window_key
-from standfast.store.buffer import WriteBuffer
+from standfast.store.buffer.rows import StoreRows
+from standfast.store.buffer.write_buffer import WriteBuffer
 from standfast.store.errors import Corruption, InternalError, InvalidRequest
 from standfast.store.memory import MemoryEngine
 from standfast.store.results import VALID_TO_UNDEFINED
-from standfast.store.rows import StoreRows
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
 from standfast.store.types.kinds import open_store
 

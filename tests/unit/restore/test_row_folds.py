@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from standfast.replication.columns import LazyColumns, RecordColumns, Span, payload_bytes
-from standfast.replication.kafka.native_library import SWITCH, native
+from standfast.replication.kafka.native_library import native
 from standfast.replication.log import Record
 from standfast.restore.replay.row_folds import NativeFold, RowFold, StoreFold, fold_for
 from standfast.restore.replay.run_builder import RunBuilder
 from standfast.store.errors import Corruption
+from standfast.store.native_module import SWITCH
 from support.folds import SPECS, keys, row_key, times
 
 values = st.none() | st.binary(max_size=4) | st.just(b"long" * 30)
@@ -213,7 +214,7 @@ def test_rows_are_sorted_by_whole_keys(common: bytes) -> None:
 STARVED = """
 import resource
 from pathlib import Path
-from standfast.replication.kafka.native_library import compiled
+from standfast.store.native_module import compiled
 
 native = compiled().module
 part = native.part_of("t", 0, [0], [0], [b"k"], [b"v"])

@@ -6,9 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from standfast.store.buffer import CHANGE_OVERHEAD_BYTES, ROW_OVERHEAD_BYTES, WriteBuffer, merge_pending
+from standfast.store.buffer.buffer import HEADED, merge_pending
+from standfast.store.buffer.part import CHANGE_OVERHEAD_BYTES, ROW_OVERHEAD_BYTES
+from standfast.store.buffer.write_buffer import WriteBuffer
 from standfast.store.errors import Backpressure
 from standfast.store.value_timestamp import TIMESTAMP
+from support.buffers import log, put, write_headed, writer
 
 keys = st.binary(max_size=2)
 stored_rows = st.dictionaries(keys, st.binary(max_size=2), max_size=12)
@@ -37,7 +40,7 @@ def test_pending_rows_are_a_sorted_range_also_after_more_puts(
     for number, (family, key, row) in enumerate(puts):
         if number == scanned_at:  # sorts the present keys; later keys must be sorted in
             buffer.pending("a", None, None, reverse=False)
-        buffer.put(family, key, row)
+        put(buffer, family, key, row)
         if family == "a":
             rows[key] = row
     expected = [
@@ -52,8 +55,8 @@ def test_pending_rows_are_a_sorted_range_also_after_more_puts(
 def test_size_is_the_sum_over_what_is_buffered(puts: list[tuple[str, bytes, bytes | None]], latest_only: bool) -> None:
     buffer = WriteBuffer()
     for family, key, value in puts:
-        buffer.put(family, key, value)
-        buffer.log(family, key, value, 5, latest_only=latest_only)
+        put(buffer, family, key, value)
+        log(buffer, family, key, value, 5, latest_only=latest_only)
     expected = sum(
         ROW_OVERHEAD_BYTES + len(key) + len(row or b"") for rows in buffer.rows.values() for key, row in rows.items()
     )
@@ -71,8 +74,8 @@ def test_size_is_the_sum_over_what_is_buffered(puts: list[tuple[str, bytes, byte
 def test_changes_keep_every_put_or_the_last_of_each_key(puts: list[tuple[str, bytes, bytes | None]]) -> None:
     every, latest = WriteBuffer(), WriteBuffer()
     for number, (store, key, value) in enumerate(puts):
-        every.log(store, key, value, number, latest_only=False)
-        latest.log(store, key, value, number, latest_only=True)
+        log(every, store, key, value, number, latest_only=False)
+        log(latest, store, key, value, number, latest_only=True)
     for store, changes in every.take_changes().items():
         expected = [(key, value, number, ()) for number, (name, key, value) in enumerate(puts) if name == store]
         assert changes == expected
@@ -82,30 +85,30 @@ def test_changes_keep_every_put_or_the_last_of_each_key(puts: list[tuple[str, by
 def test_one_hot_key_does_not_fill_a_cached_buffer() -> None:
     buffer = WriteBuffer(1_000)
     for number in range(100):
-        buffer.put("a", b"k", b"v" * 50)
-        buffer.log("a", b"k", b"v" * 50, number, latest_only=True)
+        put(buffer, "a", b"k", b"v" * 50)
+        log(buffer, "a", b"k", b"v" * 50, number, latest_only=True)
     assert not buffer.full
 
 
 def test_every_change_of_an_uncached_store_counts_even_without_a_value() -> None:
     buffer = WriteBuffer(1_000)
     for number in range(100):
-        buffer.put("a", b"k", None)
-        buffer.log("a", b"k", None, number, latest_only=False)
+        put(buffer, "a", b"k", None)
+        log(buffer, "a", b"k", None, number, latest_only=False)
     assert buffer.full
 
 
 def test_buffer_is_full_at_its_bound() -> None:
     buffer = WriteBuffer(ROW_OVERHEAD_BYTES + 1 + 9)
-    buffer.put("a", b"k", b"v" * 8)
+    put(buffer, "a", b"k", b"v" * 8)
     assert not buffer.full
-    buffer.put("a", b"k", b"v" * 9)
+    put(buffer, "a", b"k", b"v" * 9)
     assert buffer.full
 
 
 def test_room_ends_at_exactly_twice_the_bound() -> None:
     buffer = WriteBuffer(500)
-    buffer.put("a", b"k", b"v" * 99)
+    put(buffer, "a", b"k", b"v" * 99)
     buffer.check_room(1_000 - buffer.size_bytes)
     with pytest.raises(Backpressure, match=r"1000 bytes .* commit"):
         buffer.check_room(1_001 - buffer.size_bytes)
@@ -117,8 +120,8 @@ def test_an_empty_buffer_takes_any_one_write() -> None:
 
 def test_a_dropped_family_is_forgotten_and_its_changes_stay() -> None:
     buffer = WriteBuffer()
-    buffer.put("a@0", b"k", b"v")
-    buffer.log("a", b"k", b"v", 1, latest_only=True)
+    put(buffer, "a@0", b"k", b"v")
+    log(buffer, "a", b"k", b"v", 1, latest_only=True)
     buffer.pending("a@0", None, None, reverse=False)
     buffer.drop_family("a@0")
     assert buffer.pending("a@0", None, None, reverse=False) == []
@@ -139,12 +142,12 @@ def test_writing_all_is_writing_each(
     prefix = TIMESTAMP.pack(2)
     for buffer in (one, other):
         for key, value in before:
-            buffer.write_headed("s", key, None if value is None else TIMESTAMP.pack(1) + value, "s", value, 1)
+            write_headed(buffer, "s", key, None if value is None else TIMESTAMP.pack(1) + value, "s", value, 1)
         if savepoint:
             buffer.begin()
-    one.write_all("s", pairs, prefix)
+    writer(one, "s", HEADED, stamped=True).put_all("s", pairs, 2)
     for key, value in pairs:
-        other.write_headed("s", key, prefix + value, "s", value, 2)
+        write_headed(other, "s", key, prefix + value, "s", value, 2)
     for buffer in (one, other):
         assert (buffer.rows, buffer.changes, buffer.size_bytes) == (other.rows, other.changes, other.size_bytes)
         assert list(buffer.changes.get("s", {})) == list(other.changes.get("s", {}))
@@ -157,19 +160,19 @@ def test_writing_all_is_writing_each(
 def test_a_headed_store_that_loses_its_rows_to_a_rollback_begins_again() -> None:
     buffer = WriteBuffer()
     buffer.begin()
-    buffer.write_headed("s", b"k", None, "s", None, 3)
+    write_headed(buffer, "s", b"k", None, "s", None, 3)
     buffer.rollback()
     assert (buffer.rows, buffer.changes, buffer.delete_times, buffer.size_bytes) == ({}, {}, {}, 0)
-    buffer.write_headed("s", b"k", TIMESTAMP.pack(4) + b"v", "s", b"v", 4)
+    write_headed(buffer, "s", b"k", TIMESTAMP.pack(4) + b"v", "s", b"v", 4)
     assert buffer.take_changes() == {"s": [(b"k", b"v", 4, ())]}
 
 
 def test_a_rollback_restores_the_time_of_an_earlier_delete() -> None:
     buffer = WriteBuffer()
-    buffer.write_headed("s", b"k", None, "s", None, 3)
+    write_headed(buffer, "s", b"k", None, "s", None, 3)
     buffer.begin()
-    buffer.write_headed("s", b"k", TIMESTAMP.pack(4) + b"v", "s", b"v", 4)
-    buffer.write_headed("s", b"k", None, "s", None, 5)
+    write_headed(buffer, "s", b"k", TIMESTAMP.pack(4) + b"v", "s", b"v", 4)
+    write_headed(buffer, "s", b"k", None, "s", None, 5)
     assert buffer.take_changes() == {"s": [(b"k", None, 5, ())]}
     buffer.rollback()
     assert buffer.take_changes() == {"s": [(b"k", None, 3, ())]}
@@ -179,11 +182,11 @@ def test_changes_that_were_taken_stay_as_they_were() -> None:
     buffer = WriteBuffer()
     buffer.keep_bytes = 1_000
     buffer.read_families.add("s")
-    buffer.write_headed("s", b"k", TIMESTAMP.pack(1) + b"a", "s", b"a", 1)
+    write_headed(buffer, "s", b"k", TIMESTAMP.pack(1) + b"a", "s", b"a", 1)
     taken = buffer.take().logged()
     buffer.settle()
-    buffer.write_headed("s", b"k", None, "s", None, 2)
-    buffer.write_headed("s", b"l", TIMESTAMP.pack(2) + b"b", "s", b"b", 2)
+    write_headed(buffer, "s", b"k", None, "s", None, 2)
+    write_headed(buffer, "s", b"l", TIMESTAMP.pack(2) + b"b", "s", b"b", 2)
     assert taken == {"s": [(b"k", b"a", 1, ())]}
     assert buffer.recent == {"s": {b"k": TIMESTAMP.pack(1) + b"a"}}
     assert buffer.take_changes() == {"s": [(b"k", None, 2, ()), (b"l", b"b", 2, ())]}
@@ -210,7 +213,7 @@ def test_parts_of_refused_commits_are_taken_as_if_written_without_a_commit(
             clock += 1
             row = None if value is None else TIMESTAMP.pack(clock) + value
             for buffer in (taken, plain):
-                buffer.write_headed(family, name + family.encode(), row, "s", value, clock)
+                write_headed(buffer, family, name + family.encode(), row, "s", value, clock)
         taken.take()
         taken.put_back()
     merged, whole = taken.take(), plain.take()

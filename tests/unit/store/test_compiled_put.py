@@ -1,12 +1,11 @@
-"""The compiled put of a key-value store: the calls of the Python method, the same refusals, and no ended process.
+"""Puts of a key-value store over the compiled buffer and over that in Python: the same calls and the same refusals.
 
-`test_row_writes.py` plays random puts, savepoints and commits on both.
+`tests/contract/test_buffer_contract.py` plays random programs on both.
 """
 
 from __future__ import annotations
 
 import gc
-import inspect
 import sys
 import traceback
 import weakref
@@ -15,12 +14,14 @@ from typing import Any
 
 import pytest
 
-from standfast.replication.kafka.native_library import compiled
 from standfast.store import serde
-from standfast.store.buffer import ENTRY_BYTES, WriteBuffer
+from standfast.store.buffer.part import ENTRY_BYTES
+from standfast.store.buffer.rows import RowLimits, StoreRows
+from standfast.store.buffer.twins import compiled_buffer
+from standfast.store.buffer.write_buffer import WriteBuffer
 from standfast.store.errors import Backpressure, Closed, Fenced, InvalidRequest, TooLarge, Unavailable
 from standfast.store.memory import MemoryEngine
-from standfast.store.rows import RowLimits, StoreRows
+from standfast.store.native_module import compiled
 from standfast.store.specs import KeyValueStore
 from standfast.store.timestamps import TIMESTAMP_MAX_MS
 from standfast.store.types.keyvalue import KeyValueState
@@ -41,12 +42,16 @@ def opened(
 ) -> KeyValueState[Any, Any]:
     """A store with one row, so that later puts are the usual case."""
     spec = KeyValueStore("s", key=key, value=value, **given)
-    rows = StoreRows("s", MemoryEngine(), WriteBuffer(), now_ms=lambda: 7, limits=limits or RowLimits())
+    buffer = compiled_buffer(MODULE)() if quick else WriteBuffer()
+    rows = StoreRows("s", MemoryEngine(), buffer, now_ms=lambda: 7, limits=limits or RowLimits())
     store = KeyValueState(spec, rows)
-    if quick:
-        store.quicken(MODULE)
-    rows.write("s", b"first", TIMESTAMP.pack(1) + b"1", b"1", 1)
+    rows.writer.put("s", b"first", b"1", 1)
     return store
+
+
+def counted(store: KeyValueState[Any, Any]) -> tuple[int, int, int]:
+    """Puts, deletes and bytes."""
+    return store.rows.writer.puts, store.rows.writer.deletes, store.rows.buffer.size_bytes
 
 
 def causes_of(error: BaseException) -> list[traceback.FrameSummary]:
@@ -81,13 +86,12 @@ def test_a_put_enters_row_change_count_and_size() -> None:
         put_of(store)(bytearray(b"f"), memoryview(b"copied"), 8)
         put_of(store)(Odd(b"g"), Odd(b"of its class"), 8)
         put_of(store)(b"b", None, 9)
-    assert type(one.put) is not type(other.put)
     buffers = [store.rows.buffer for store in (one, other)]
     assert buffers[0].rows == buffers[1].rows
     assert list(buffers[0].rows["s"]) == list(buffers[1].rows["s"])
     assert buffers[0].size_bytes == buffers[1].size_bytes
     assert buffers[0].take_changes() == buffers[1].take_changes()
-    assert one.rows.counters == other.rows.counters
+    assert counted(one) == counted(other)
     assert {type(cell) for row in buffers[0].rows["s"].items() for cell in row} == {bytes, type(None)}
 
 
@@ -119,7 +123,7 @@ def test_a_put_refuses_in_the_words_of_the_python_method_and_changes_nothing(giv
         said.append(str(refused.value))
     assert said[0] == said[1]
     assert store.rows.buffer.rows == {"s": {b"first": TIMESTAMP.pack(1) + b"1"}}
-    assert (store.rows.counters, store.rows.buffer.size_bytes) == (plain.rows.counters, plain.rows.buffer.size_bytes)
+    assert counted(store) == counted(plain)
 
 
 @pytest.mark.parametrize(
@@ -223,11 +227,11 @@ def test_each_serde_of_a_put_runs_once_whatever_becomes_of_it(quick: bool) -> No
 def test_a_serde_that_returns_no_bytes_changes_nothing(quick: bool) -> None:
     wrong: serde.Serde[Any] = serde.Serde("wrong", lambda value: value, lambda raw: raw)
     store = opened(value=wrong, quick=quick)
-    before = (store.rows.buffer.size_bytes, repr(store.rows.counters))
+    before = counted(store)
     for value in ("text", 5):
         with pytest.raises(TypeError):
             store.put(b"k", value, 5)
-    assert (store.rows.buffer.size_bytes, repr(store.rows.counters)) == before
+    assert counted(store) == before
     assert store.rows.buffer.rows["s"].keys() == {b"first"}
 
 
@@ -305,7 +309,7 @@ def test_a_range_finds_each_row_whichever_moment_of_it_a_compiled_put_comes_at()
             # Another thread's: as long as the buffer lets it in without the latch, which the range has.
             if met == moment and not passed:  # noqa: B023 - within this turn
                 passed = True
-                if "s" in store.rows.buffer.hot:  # noqa: B023
+                if store.rows.buffer.open:  # noqa: B023
                     store.put(b"beside", b"3")  # noqa: B023
             return trace
 
@@ -341,18 +345,6 @@ def test_size_counts_a_compiled_put_whichever_moment_of_another_put_it_comes_at(
         assert buffer.size_bytes == sum(ENTRY_BYTES + size for size in sizes), moment
 
 
-def test_a_store_without_timestamps_cache_or_changelog_keeps_the_python_method() -> None:
-    spec = KeyValueStore("s", key=serde.bytes, value=serde.bytes, timestamped=False)
-    for given, rows in (
-        (spec, StoreRows("s", MemoryEngine(), WriteBuffer(), now_ms=lambda: 7)),
-        (opened().spec, StoreRows("s", MemoryEngine(), WriteBuffer(), now_ms=lambda: 7, caching=False)),
-        (opened().spec, StoreRows("s", MemoryEngine(), WriteBuffer(), now_ms=lambda: 7, logging=False)),
-    ):
-        store = KeyValueState(given, rows)
-        store.quicken(MODULE)
-        assert "put" not in vars(store)
-
-
 def test_a_store_with_a_compiled_put_is_freed() -> None:
     store = opened()
     seen = weakref.ref(store)
@@ -376,18 +368,29 @@ def test_puts_leak_no_reference() -> None:
     assert after == before
 
 
-def test_both_puts_have_one_signature() -> None:
-    found = [list(inspect.signature(opened(quick=quick).put).parameters) for quick in (True, False)]
-    assert found[0] == found[1] == ["key", "value", "timestamp"]
+def test_parts_of_another_shape_are_refused() -> None:
+    writer: Any = opened().rows.writer
+    wrong: list[tuple[Any, tuple[Any, ...]]] = [
+        (MODULE.putter, ()),
+        (MODULE.putter, (object(), "s", print, print, print)),
+        (MODULE.putter, (writer, b"s", print, print, print)),
+        (MODULE.encoder, (print,)),
+        (MODULE.Writer, (WriteBuffer(), "s", print)),
+        (MODULE.Writer, (compiled_buffer(MODULE)(), b"s", print)),
+        (writer.put, ("s", b"k", b"v")),
+        (writer.put, ("s", "k", b"v", 1)),
+        (writer.put, ("s", b"k", "v", 1)),
+        (writer.put_all, ("s", [(b"k",)], 1)),
+        (writer.put_all, ("s", [[b"k", b"v"]], 1)),
+        (writer.put_all, ("s", 5, 1)),
+        (writer.enter, ("s", {"k": b"v"}, b"k", b"v", 1)),
+        (writer.enter, ("s", [], b"k", b"v", 1)),
+    ]
+    for call, given in wrong:
+        with pytest.raises((TypeError, AttributeError, SystemError)):
+            call(*given)
+    assert counted(opened()) == (1, 0, writer_bytes())
 
 
-def test_a_putter_of_another_shape_is_refused() -> None:
-    rows = opened().rows
-    for given in (
-        (),
-        (print, print, print, object(), "s", print, print, print, 208, TIMESTAMP_MAX_MS),
-        (print, print, print, rows, b"s", print, print, print, 208, TIMESTAMP_MAX_MS),
-        (print, print, print, rows, "s", print, print, print, "208", TIMESTAMP_MAX_MS),
-    ):
-        with pytest.raises((TypeError, AttributeError)):
-            MODULE.putter(*given)
+def writer_bytes() -> int:
+    return opened(quick=False).rows.buffer.size_bytes

@@ -20,12 +20,13 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.restore.replay.jobs import Event, Job, Progress, Run
 from standfast.restore.replay.worker import Worker
-from standfast.store.buffer import WriteBuffer
+from standfast.store.buffer.write_buffer import WriteBuffer
 from standfast.store.clock import ManualClock
 from standfast.store.disk import AMPLIFICATION, CREDIT_BYTES, DiskGuard
 from standfast.store.process.interrupts import Flag
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.task.states import TaskState
+from support.buffers import put
 from support.disk import fill, free_bytes
 from support.resp import Desk, open_session
 from support.sessions import Bench
@@ -65,7 +66,7 @@ def test_buffers_together_are_granted_no_more_than_is_free_above_the_floor(small
         while True:
             buffer = buffers[taken % 3]
             buffer.check_room(1_000)
-            buffer.put("f", b"%d" % taken, bytes(1_000 - 101))
+            put(buffer, "f", b"%d" % taken, bytes(1_000 - 101))
             taken += 1
     held = sum(buffer.size_bytes for buffer in buffers)
     assert above - AMPLIFICATION * (held + 3 * CREDIT_BYTES) < 2_000, "and not much less"

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from standfast.store.buffer import WriteBuffer
+from standfast.store.buffer.buffer import Buffer
+from standfast.store.buffer.write_buffer import WriteBuffer
 from standfast.store.errors import InternalError
 from standfast.store.specs import WindowStore
 from standfast.store.task.task_stores import TaskStores
+from support.buffers import log, put, write
 from support.stores import TEXT, Open, at, keyvalue, session, versioned, window
 
 FAMILIES = st.sampled_from(["kv", "win@0"])
@@ -32,13 +34,13 @@ def carry_out(buffer: WriteBuffer, outside: dict[bytes, Any], steps: list[tuple[
     for number, step in enumerate(steps):
         match step:
             case ("put", family, key, row):
-                buffer.put(family, key, row)
+                put(buffer, family, key, row)
             case ("log", store, key, value, latest_only):
                 # A store is cached or it is not: its changes have slots of one kind.
-                buffer.log(store + ("" if latest_only else "-each"), key, value, number, latest_only=latest_only)
+                log(buffer, store + ("" if latest_only else "-each"), key, value, number, latest_only=latest_only)
             case ("write", family, key, row, value):
                 row, value = (None, None) if row is None or value is None else (row, value)
-                buffer.write(family + "-both", key, row, family + "-both", value, number)
+                write(buffer, family + "-both", key, row, family + "-both", value, number)
             case ("scan", family):
                 for name in (family, family + "-both"):
                     buffer.pending(name, None, None, reverse=False)
@@ -50,7 +52,7 @@ def carry_out(buffer: WriteBuffer, outside: dict[bytes, Any], steps: list[tuple[
                     outside[key] = value
 
 
-def content(buffer: WriteBuffer) -> Any:
+def content(buffer: Buffer) -> Any:
     """The whole content for a commit or a read, in order."""
     rows = [(family, list(found.items())) for family, found in buffer.rows.items()]
     scans = [buffer.pending(family, None, None, reverse=False) for family in buffer.rows]
@@ -149,7 +151,7 @@ def test_savepoint_that_is_not_open_cannot_end_and_a_discard_ends_all() -> None:
             end()
     buffer.begin()
     buffer.begin()
-    buffer.put("kv", b"a", b"1")
+    put(buffer, "kv", b"a", b"1")
     buffer.clear()  # a discard ends it
     assert not buffer.in_savepoint
     buffer.begin()
@@ -160,9 +162,9 @@ def test_savepoint_that_is_not_open_cannot_end_and_a_discard_ends_all() -> None:
 def test_rollback_of_a_task_takes_back_rows_and_observed_times_of_every_store(open_task: Open) -> None:
     duplicates = WindowStore("dup", TEXT, TEXT, window_size_ms=1_000, retention_ms=120_000, retain_duplicates=True)
     task: TaskStores = open_task(keyvalue(), window(), session(), versioned(), duplicates)
-    for write in (_write_early, _write_late):
+    for each in (_write_early, _write_late):
         task.savepoint()
-        write(task)
+        each(task)
         task.rollback()
         assert (task.buffer.rows, task.buffer.changes, task.buffer.size_bytes) == ({}, {}, 0)
         assert task._times() == dict.fromkeys(("kv", "win", "ses", "ver", "dup"), (-1, 0))

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from standfast.store import serde, window_key
-from standfast.store.buffer import WriteBuffer
+from standfast.store.buffer.rows import StoreRows
+from standfast.store.buffer.write_buffer import WriteBuffer
 from standfast.store.errors import InvalidRequest
 from standfast.store.memory import MemoryEngine
-from standfast.store.rows import StoreRows
 from standfast.store.specs import WindowStore
 from standfast.store.types import segments
 from standfast.store.types.segmented import Segments

@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 import random
 from collections import OrderedDict
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from standfast.replication.kafka.native_library import compiled
 from standfast.store import serde
 from standfast.store.errors import Corruption, InvalidRequest
+from standfast.store.native_module import compiled
 from standfast.store.serde import Serde
 
 BUILT_IN = [serde.bytes, serde.string, serde.int64, serde.float64, serde.json, serde.msgpack]
@@ -156,17 +155,7 @@ NOT_GIVEN_BACK: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.fixture(params=["compiled", "python"])
-def path(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The serde with the compiled module, and without it."""
-    found = compiled()
-    assert found.module is not None, found.reason
-    serde.quicken(found.module if request.param == "compiled" else None)
-    yield request.param
-    serde.quicken(compiled().module)
-
-
-def test_json_refuses_what_it_would_give_back_as_something_else(path: str) -> None:
+def test_json_refuses_what_it_would_give_back_as_something_else() -> None:
     for value, why in NOT_GIVEN_BACK:
         for chosen in (serde.json, serde.json.of_part("key"), serde.json_sorted):
             with pytest.raises(InvalidRequest, match=why):
@@ -181,7 +170,7 @@ def test_json_refuses_what_it_would_give_back_as_something_else(path: str) -> No
         serde.encode(serde.json, circle, store="counts", part="value")
 
 
-def test_json_reads_marks_and_halves_and_refuses_numbers_without_an_end(path: str) -> None:
+def test_json_reads_marks_and_halves_and_refuses_numbers_without_an_end() -> None:
     assert serde.json.deserialize(b'\xef\xbb\xbf{"a":1}') == {"a": 1}
     for half in ("a\ud83d", "\ude00\ud83d", "\\\ud800"):
         raw = serde.json.serialize({half: half})
@@ -191,7 +180,7 @@ def test_json_reads_marks_and_halves_and_refuses_numbers_without_an_end(path: st
             serde.decode(serde.json, raw, store="counts", part="value")
 
 
-def test_equal_keys_have_equal_sorted_bytes(path: str) -> None:
+def test_equal_keys_have_equal_sorted_bytes() -> None:
     cases: list[tuple[Any, Any, str]] = [
         ({"b": 1.0, "a": {"d": -0.0, "c": [2.0]}}, {"a": {"c": [2], "d": 0}, "b": 1}, '{"a":{"c":[2],"d":0},"b":1}'),
         (1.0, 1, "1"),
@@ -231,7 +220,7 @@ def test_the_compiled_look_answers_as_the_python_one() -> None:
 
     for _ in range(3_000):
         value, key = made(4), rng.random() < 0.5
-        assert module.json_form(value, key) == serde.json_form(value, key), (value, key)
+        assert module.json_form(value, key) == serde.python_json_form(value, key), (value, key)
     with pytest.raises(TypeError):
         module.json_form(1)
 

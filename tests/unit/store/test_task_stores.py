@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -13,7 +13,6 @@ from standfast.store import serde
 from standfast.store.engine import DEFAULT_FAMILY, Prepared
 from standfast.store.errors import Backpressure, Closed, Corruption, InvalidRequest, UnknownStore
 from standfast.store.rocks.engine import RocksEngine, RocksShared
-from standfast.store.rows import StoreCounters
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore
 from standfast.store.task.commit_record import CUT_KEY, CommitRecord, Position, StoreTimes
 from standfast.store.task.task_stores import PREPARED_ROWS_MIN, TaskStores
@@ -442,36 +441,19 @@ def test_few_rows_rows_in_memory_new_families_and_expired_ones_are_not_prepared(
     assert list(task.committed_view("win").all())[-1][1] == "1"
 
 
-class _Meddling:
-    """Counters of a store; something happens at the next count of a put, in the middle of an entry without a latch."""
-
-    def __init__(self, counters: StoreCounters, act: Callable[[], object]) -> None:
-        self._counters, self._acts = counters, [act]
-
-    def __getattr__(self, name: str) -> int:
-        return getattr(self._counters, name)  # type: ignore[no-any-return]
-
-    @property
-    def put(self) -> int:
-        return self._counters.put
-
-    @put.setter
-    def put(self, count: int) -> None:
-        self._counters.put = count
-        if self._acts:
-            self._acts.pop()()
-
-
 @pytest.mark.parametrize("again", [False, True], ids=["new key", "key of the buffer"])
-def test_put_that_a_commit_overtakes_in_its_middle_belongs_to_the_next_commit(open_task: Open, again: bool) -> None:
+def test_put_beside_a_commit_belongs_to_one_of_both_commits(open_task: Open, again: bool) -> None:
     task = open_task(keyvalue(), window())
     key = "first" if again else "second"
     task.store("kv").put("first", "1", 1)
     task.store("win").put("first", "1", 0, 1)
     for name in ("kv", "win"):
-        rows = task.store(name).rows
-        rows.counters = _Meddling(rows.counters, task.take)
-        task.store(name).put(key, "2", *([0] if name == "win" else []), 2)
+        putting = Thread(target=task.store(name).put, args=(key, "2", *([0] if name == "win" else []), 2))
+        with task.buffer.latch:  # as a commit that takes its part
+            task.buffer.open = False
+            putting.start()
+            task.take()
+        putting.join(60)
         assert len(task.buffer.rows) == len(task.buffer.take_changes()) == 1
         ((*_, taken),) = (change[:2] for change in task.buffer.taken.logged()[name])  # type: ignore[union-attr]
         assert taken == b"1"
@@ -487,13 +469,11 @@ def test_put_that_a_commit_overtakes_in_its_middle_belongs_to_the_next_commit(op
 
 def test_rollback_beside_a_row_of_another_thread_leaves_ranges_whole(open_task: Open) -> None:
     task = open_task(keyvalue())
-    hot = task.buffer.hot
     task.store("kv").put("a", "1", 1)
     task.savepoint()
     task.store("kv").put("c", "1", 1)
     assert [key for key, _ in task.store("kv").all()] == ["a", "c"]
-    # As a put that looked at `hot` before the savepoint began.
+    # As a put that came before the savepoint began.
     task.buffer.rows["kv"][b"b"] = task.buffer.rows["kv"][b"a"]
     task.rollback()
     assert [key for key, _ in task.store("kv").all()] == ["a", "b"]
-    assert hot is not task.buffer.hot

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from standfast.store import serde
+from standfast.store.buffer.rows import RowLimits
 from standfast.store.errors import BadConfig, Closed, InvalidRequest, TooLarge, UnknownStore
-from standfast.store.rows import RowLimits
 from standfast.store.specs import KeyValueStore, WindowStore
 from standfast.store.task.task_stores import TaskStores
 from support.stores import MINUTE_MS, TEXT, Open, at, keyvalue, session, versioned, window

@@ -434,7 +434,7 @@ def test_write_of_another_thread_waits_for_a_savepoint_and_is_not_rolled_back(be
     task.savepoint()
     task.store("kv").put("undone", "1", 1)
     with other_thread(lambda: task.store("kv").put("other", "2", 1)) as writer:
-        wait_for(lambda: waits_in(writer, "write"), PATIENCE_S)
+        wait_for(lambda: waits_in(writer, "put"), PATIENCE_S)
         task.rollback()
     with task.store("kv").all() as rows:
         assert [tuple(row) for row in rows] == [("before", "0"), ("other", "2")]

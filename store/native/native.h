@@ -8,7 +8,7 @@
  *     spill.c    rows that left a fold's memory
  *     merge.c    rows of spills and of a fold, the newest of each key, to files or to Python
  *     sst.c      sorted rows as a file of RocksDB
- *     put.c      a put into a store, in one call
+ *     buffer.c   the write buffer of a task: rows, changes, their size
  *     json_form.c  whether JSON carries a value
  *     module.c   the module's table
  *
@@ -239,7 +239,7 @@ int init_producer(PyObject *module);
 int init_pieces(PyObject *module);
 int init_fold(PyObject *module);
 int init_spill(PyObject *module);
-int init_put(void);
+int init_buffer(PyObject *module);
 
 PyObject *load_library(PyObject *module, PyObject *path);
 PyObject *digest_of(PyObject *module, PyObject *path);
@@ -265,6 +265,7 @@ Py_ssize_t cell_of(PyObject *column, Py_ssize_t at, char **bytes);
 PyObject *columns_of(PyObject *module, PyObject *args);
 PyObject *headed_rows(PyObject *module, PyObject *args);
 PyObject *json_form(PyObject *module, PyObject *const *args, Py_ssize_t count);
+PyObject *encoder(PyObject *module, PyObject *args);
 PyObject *putter(PyObject *module, PyObject *args);
 PyObject *part_of_columns(PyObject *module, PyObject *args);
 PyObject *part_of_draft(Draft *draft, PyObject *topic);

@@ -484,7 +484,7 @@ static PyType_Slot producer_slots[] = {
 };
 
 static PyType_Spec producer_spec = {
-    "standfast.replication.kafka._native.Producer", sizeof(Client), 0, Py_TPFLAGS_DEFAULT, producer_slots,
+    "standfast.store._native.Producer", sizeof(Client), 0, Py_TPFLAGS_DEFAULT, producer_slots,
 };
 
 int init_producer(PyObject *module)

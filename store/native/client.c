@@ -298,7 +298,7 @@ static PyType_Slot client_slots[] = {
 };
 
 static PyType_Spec client_spec = {
-    "standfast.replication.kafka._native.Client", sizeof(Client), 0, Py_TPFLAGS_DEFAULT, client_slots,
+    "standfast.store._native.Client", sizeof(Client), 0, Py_TPFLAGS_DEFAULT, client_slots,
 };
 
 int init_client(PyObject *module)

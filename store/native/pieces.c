@@ -352,7 +352,7 @@ static PyType_Slot part_slots[] = {
 };
 
 static PyType_Spec part_spec = {
-    "standfast.replication.kafka._native.Part", sizeof(Part), 0,
+    "standfast.store._native.Part", sizeof(Part), 0,
     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION, part_slots,
 };
 

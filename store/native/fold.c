@@ -619,7 +619,7 @@ static PyType_Slot fold_slots[] = {
 };
 
 static PyType_Spec fold_spec = {
-    "standfast.replication.kafka._native.Fold", sizeof(Fold), 0, Py_TPFLAGS_DEFAULT, fold_slots,
+    "standfast.store._native.Fold", sizeof(Fold), 0, Py_TPFLAGS_DEFAULT, fold_slots,
 };
 
 int init_fold(PyObject *module)

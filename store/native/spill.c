@@ -264,7 +264,7 @@ static PyType_Slot spill_slots[] = {
 };
 
 static PyType_Spec spill_spec = {
-    "standfast.replication.kafka._native.Spill", sizeof(Spill), 0, Py_TPFLAGS_DEFAULT, spill_slots,
+    "standfast.store._native.Spill", sizeof(Spill), 0, Py_TPFLAGS_DEFAULT, spill_slots,
 };
 
 int init_spill(PyObject *module)

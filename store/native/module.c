@@ -1,4 +1,4 @@
-/* The table of the module `standfast.replication.kafka._native`.
+/* The table of the module `standfast.store._native`.
  *
  * Rules of this file: names and their homes; one interpreter a process (single-phase initialisation says so). */
 #include "native.h"
@@ -16,11 +16,11 @@ static PyMethodDef functions[] = {
     {"part_of", part_of_columns, METH_VARARGS,
      "part_of(topic, partition, offsets, timestamps, keys, values) -> Part\n\nA part of these columns of one length. "
      "Keys and values are lists or tuples, none of a subclass; a key or value may be None."},
+    {"encoder", encoder, METH_VARARGS,
+     "encoder(serialize, refuse, plain) -> encode\n\nA function for bytes of a key or a value. `refuse(error)` answers "
+     "where `serialize` fails, and for None, without an error. Whether the serde is that of bytes: then these pass."},
     {"putter", putter, METH_VARARGS,
-     "putter(slowly, put_raw, encode, rows, name, key, value, plain, beside_bytes, most_ms) -> put\n\nA function for "
-     "`KeyValueState.put`, which is `slowly`, of the store of `rows`. Key and value are serdes, `plain` is that of bytes; "
-     "`encode(part, given, error)` answers for one that failed, `put_raw(key, value, timestamp)` takes bytes. An entry "
-     "counts so many bytes beside twice its key and value."},
+     "putter(writer, family, encode_key, encode_value, time_of) -> put\n\nSee `Buffer.putter` in store/buffer/buffer.py."},
     {"digest_of", digest_of, METH_O,
      "digest_of(path) -> int\n\n64 bits that accidents to a file change; not against an attacker. Raises OSError."},
     {"merge", merge_files, METH_VARARGS,
@@ -50,10 +50,10 @@ PyMODINIT_FUNC PyInit__native(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
-    native_error = PyErr_NewException("standfast.replication.kafka._native.Error", NULL, NULL);
+    native_error = PyErr_NewException("standfast.store._native.Error", NULL, NULL);
     if (native_error == NULL || PyModule_AddObjectRef(module, "Error", native_error) < 0 || init_client(module) < 0 ||
         init_producer(module) < 0 || init_pieces(module) < 0 || init_fold(module) < 0 ||
-        init_spill(module) < 0 || init_put() < 0) {
+        init_spill(module) < 0 || init_buffer(module) < 0) {
         Py_DECREF(module);
         return NULL;
     }

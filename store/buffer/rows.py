@@ -11,21 +11,21 @@ metering, limits and bounded iterators.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any, Generic, NoReturn, TypeVar
 from weakref import WeakSet
 
-from standfast.store.buffer import ENTRY_BYTES, ENTRY_OVERHEAD_BYTES, WriteBuffer, merge_pending
+from standfast.store.buffer.buffer import EACH, HEADED, LATEST, UNLOGGED, Buffer, Writer, merge_pending
+from standfast.store.buffer.part import ENTRY_OVERHEAD_BYTES
 from standfast.store.clock import measured_ns
 from standfast.store.closing import Closing
 from standfast.store.engine import Engine, Row, RowScan
 from standfast.store.errors import Closed, Corruption, Fenced, InvalidRequest, TooLarge, UnknownStore
 from standfast.store.histogram import SECONDS_PER_NS, Histogram
 from standfast.store.timestamps import TIMESTAMP_MAX_MS, timestamp_problem
-from standfast.store.value_timestamp import TIMESTAMP_BYTES
 
 T = TypeVar("T")
 
@@ -38,11 +38,9 @@ BESIDE_VALUE_BYTES = 48_000  # with a value of that size and framing this stays 
 
 @dataclass(slots=True)
 class StoreCounters:
-    """Plain numbers that the store adds to and the metrics collector reads. No number is per key."""
+    """Plain numbers that the store adds to and the metrics collector reads, beside those of its writer."""
 
-    put: int = 0
     get: int = 0
-    delete: int = 0
     scan: int = 0
     logged_records: int = 0
     logged_bytes: int = 0
@@ -63,11 +61,18 @@ class RowLimits:
     value_bytes: int = VALUE_MAX_BYTES
     least_timestamp_ms: int = 0  # the least that the changelog's log takes
     record_bytes: int = field(init=False)
+    stores: WeakSet[StoreRows] = field(default_factory=WeakSet, repr=False, compare=False)  # under these limits
     any_bytes: int = field(init=False)  # key and value of so many bytes together are within each limit
 
     def __post_init__(self) -> None:
         self.record_bytes = max(self.value_bytes, VALUE_MAX_BYTES) + BESIDE_VALUE_BYTES
         self.any_bytes = min(self.key_bytes, self.value_bytes, self.record_bytes)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if name in ("any_bytes", "least_timestamp_ms"):  # which writers have
+            for rows in list(getattr(self, "stores", ())):
+                rows.limit()
 
     def of_output(self) -> dict[str, int]:
         """The most bytes of a part of an output record, and of all of it."""
@@ -134,7 +139,7 @@ class StoreRows:
 
     name: str
     engine: Engine
-    buffer: WriteBuffer
+    buffer: Buffer
     now_ms: Callable[[], int]
     caching: bool = True
     logging: bool = True
@@ -147,21 +152,26 @@ class StoreRows:
     on_damage: Callable[[Corruption], None] = lambda damage: None  # called beside the error that is raised
     get_seconds: Histogram | None = None  # seconds of gets that reach the engine, one in 64
     scan_seconds: Histogram | None = None  # seconds until a scan has found its first row
-    headed: bool = False  # see `head`
     closed: bool = False
     fenced: str = ""  # the new owner of the task, if a take-over closed the store
-    enter: Callable[[str, bytes, bytes | None, str, bytes | None, int], None] = field(init=False)  # into the buffer
+    writer: Writer = field(init=False)  # puts into the buffer
 
     def __post_init__(self) -> None:
-        if not self.logging:
-            self.enter = self.buffer.write_unlogged
-        else:
-            self.enter = self.buffer.write if self.caching else self.buffer.write_each
+        self.writer = self.buffer.writer(self.name, self.check)
+        self.writer.mode = UNLOGGED if not self.logging else LATEST if self.caching else EACH
+        self.limits.stores.add(self)
+        self.limit()
+
+    def limit(self) -> None:
+        """Let the writer ask `check` for writes that need not be within limits, for all of a closed store."""
+        self.writer.most_bytes = -1 if self.closed or self.read_only else self.limits.any_bytes
+        self.writer.least_ms = self.limits.least_timestamp_ms
 
     def head(self) -> None:
         """All rows are timestamp and value; the buffered row is the change, too, if the store is cached and logged."""
+        self.writer.stamped = True
         if self.logging and self.caching:
-            self.headed, self.enter = True, self.buffer.write_headed
+            self.writer.mode = HEADED
 
     def get(self, family: str, key: bytes) -> bytes | None:
         """The row as this task sees it: the buffered one, else the stored one."""
@@ -248,95 +258,6 @@ class StoreRows:
     def cost(key: bytes, value: bytes | None) -> int:
         """The most bytes that the buffer counts for one write: the row and its change."""
         return 2 * (len(key) + (len(value) if value is not None else 0)) + ENTRY_OVERHEAD_BYTES
-
-    def write(self, family: str, key: bytes, row: bytes | None, raw: bytes | None, timestamp: int) -> None:
-        """`check`, `put` and `log` in one call, for stores whose row key is also the changelog's key.
-
-        This is a hot path, so one condition tests for the usual case.
-        """
-        size = len(key) if raw is None else len(key) + len(raw)
-        buffer, limits = self.buffer, self.limits
-        if (
-            self.closed
-            or self.read_only
-            or size > limits.any_bytes
-            or buffer.size_bytes + 2 * size + ENTRY_OVERHEAD_BYTES > buffer.stop_bytes
-            or not limits.least_timestamp_ms <= timestamp <= TIMESTAMP_MAX_MS
-        ):
-            self.check(key, raw, timestamp)
-        hot = buffer.hot
-        rows = hot.get(family)
-        if rows is None or row is None:
-            with buffer.latch:
-                self.write_checked(family, key, row, raw, timestamp)
-            return
-        # As `WriteBuffer.write_headed`, without a call: aggregations write the same rows again and again.
-        self.counters.put += 1
-        if key not in rows:
-            added = ENTRY_BYTES + 2 * (len(key) + len(row)) - TIMESTAMP_BYTES
-            buffer.size_bytes += added
-        elif (old := rows[key]) is None:
-            added = 2 * len(row) - TIMESTAMP_BYTES
-            buffer.size_bytes += added
-        elif len(old) != len(row):
-            added = 2 * (len(row) - len(old))
-            buffer.size_bytes += added
-        rows[key] = row
-        if buffer.hot is not hot:
-            self.enter_again(family, key, row, raw, timestamp)
-
-    def write_checked(self, family: str, key: bytes, row: bytes | None, raw: bytes | None, timestamp: int) -> None:
-        """`write` after `check`. The caller holds the buffer's latch."""
-        if row is None:
-            self.counters.delete += 1
-        else:
-            self.counters.put += 1
-        self.enter(family, key, row, self.name, raw, timestamp)
-
-    def enter_again(self, family: str, key: bytes, row: bytes, raw: bytes | None, timestamp: int) -> None:
-        """Enter a row that went into `hot` rows of the buffer which are not its own any more: a commit may have taken
-        them before this row was there."""
-        with self.buffer.latch:
-            self.enter(family, key, row, self.name, raw, timestamp)
-
-    def write_all(self, family: str, pairs: Sequence[tuple[bytes, bytes]], prefix: bytes, timestamp: int) -> bool:
-        """`write` of several values into a headed store, each row being the prefix (its timestamp) and the value, if
-        all are within limits and the buffer has room for all. Otherwise, and for another store, False and no change.
-        """
-        buffer, limits = self.buffer, self.limits
-        keys, values = [len(key) for key, _ in pairs], [len(value) for _, value in pairs]
-        most = 2 * (sum(keys) + sum(values)) + len(pairs) * ENTRY_OVERHEAD_BYTES
-        if (
-            not self.headed
-            or self.closed
-            or self.read_only
-            or max(keys, default=0) > limits.key_bytes
-            or max(values, default=0) > limits.value_bytes
-            or max(keys, default=0) + max(values, default=0) > limits.record_bytes
-            or not limits.least_timestamp_ms <= timestamp <= TIMESTAMP_MAX_MS
-            or (buffer.size_bytes + most > buffer.stop_bytes and not buffer.makes_room(most))
-        ):
-            return False
-        with buffer.latch:
-            self.counters.put += len(pairs)
-            buffer.write_all(family, pairs, prefix)
-        return True
-
-    def put(
-        self, family: str, entered: Mapping[bytes, bytes | None], key: bytes, value: bytes | None, timestamp: int
-    ) -> None:
-        """Buffer the rows of one write and, if the store is logged, its change, in one step.
-
-        The caller must have called `check`, and holds the buffer's latch.
-        """
-        deletes = sum(row is None for row in entered.values())
-        self.counters.delete += deletes
-        self.counters.put += len(entered) - deletes
-        if self.logging:
-            self.buffer.enter(family, entered, self.name, key, value, timestamp, latest_only=self.caching)
-        else:
-            for row_key, row in entered.items():
-                self.buffer.put(family, row_key, row)
 
     def scan(
         self, family: str, start: bytes | None = None, end: bytes | None = None, *, reverse: bool = False
@@ -430,6 +351,7 @@ class StoreRows:
     def close(self) -> None:
         """Close the open iterators; later reads and writes raise Closed."""
         self.closed = True
+        self.limit()
         while True:
             try:
                 opened = list(self.iterators)
@@ -448,6 +370,7 @@ class StoreRows:
         # Before `closed`, which other threads test: they must find the reason with it.
         self.fenced = why
         self.closed = True
+        self.limit()
 
     def refuse_fenced(self) -> None:
         """Raise Fenced if another instance has the task."""
