@@ -162,7 +162,7 @@ class FetchPipeline:
             self._empty(source, slot)
             gone.append(source)
         if gone:
-            self._ask(lambda: self._thread.remove(gone))
+            _ask(lambda: self._thread.remove(gone))
         for source in gone:
             if self._waiting.get(source):
                 following = self._waiting[source].popleft()
@@ -181,7 +181,7 @@ class FetchPipeline:
         self._follow(self._credits.add(source))
         slot.begin(self._asked((source,), lambda: self._thread.seek(source, position)))
         if paused:
-            self._ask(lambda: self._thread.resume([source]))
+            _ask(lambda: self._thread.resume([source]))
 
     def give_back(self, sent: list[Sent[Fetched]]) -> None:
         """Return the credits of batches that are applied, or given up."""
@@ -299,15 +299,9 @@ class FetchPipeline:
         self.give_back(inbox)
 
     def _asked(self, sources: tuple[TopicPartition, ...], request: Callable[[], int]) -> int:
-        number = self._ask(request)
+        number = _ask(request)
         self._moves[number] = sources
         return number
-
-    def _ask(self, request: Callable[[], int]) -> int:
-        try:
-            return request()
-        except Closed:
-            return 0  # `fetch` raises the end
 
     def _follow(self, decision: Decision[Fetched]) -> None:
         """Carry a decision out: put batches into the inboxes, pause and resume partitions at the reader."""
@@ -318,9 +312,9 @@ class FetchPipeline:
             lane.arrived()
         pause, resume = self._being_read(decision.pause), self._being_read(decision.resume)
         if pause:
-            self._ask(lambda: self._thread.pause(pause))
+            _ask(lambda: self._thread.pause(pause))
         if resume:
-            self._ask(lambda: self._thread.resume(resume))
+            _ask(lambda: self._thread.resume(resume))
 
     def _being_read(self, sources: Iterable[TopicPartition]) -> list[TopicPartition]:
         return [source for source in sources if (slot := self._slot(source)) is not None and slot.reading]
@@ -356,13 +350,13 @@ class FetchPipeline:
         hit = {at: slot for at in named if (slot := self._slot(at)) is not None and slot.reading}
         hit = {at: slot for at, slot in hit.items() if slot.since <= failure.carried}
         if isinstance(error, Unavailable) or not named:
-            self._tell_all([self._owners[at] for at in hit] if named else self._lanes, error)
+            _tell_all([self._owners[at] for at in hit] if named else self._lanes, error)
             if not failure.of_fetch:
                 for slot in hit.values():
                     slot.reading, slot.told = False, True  # the lane's next fetch reads it again
-                self._ask(lambda: self._thread.remove(hit))
+                _ask(lambda: self._thread.remove(hit))
             elif not isinstance(error, Unavailable):
-                self._ask(lambda: self._thread.resume(()))  # the thread waits for a request before it fetches on
+                _ask(lambda: self._thread.resume(()))  # the thread waits for a request before it fetches on
             return
         # A request for several partitions fails because of one of them: repeat it for each alone.
         single = failure.of_fetch or len(hit) == 1
@@ -370,15 +364,10 @@ class FetchPipeline:
             slot.reading = False
             slot.error = error if single else None
             self._owners[at].arrived()
-        self._ask(lambda: self._thread.remove(hit))  # any request also lets fetching go on
+        _ask(lambda: self._thread.remove(hit))  # any request also lets fetching go on
         if not single:
             for at, slot in hit.items():
                 self.move(at, slot)
-
-    def _tell_all(self, lanes: Iterable[Lane], error: Exception) -> None:
-        for lane in dict.fromkeys(lanes):
-            lane.trouble = error
-            lane.arrived()
 
     def _carried(self, number: int) -> None:
         for done in [one for one in self._moves if one <= number]:
@@ -388,6 +377,20 @@ class FetchPipeline:
         if self.ended is None:
             self.ended = error
         self.changed.notify_all()
+
+
+def _ask(request: Callable[[], int]) -> int:
+    """The number of a request; 0 if the fetch thread has ended."""
+    try:
+        return request()
+    except Closed:
+        return 0  # `fetch` raises the end
+
+
+def _tell_all(lanes: Iterable[Lane], error: Exception) -> None:
+    for lane in dict.fromkeys(lanes):
+        lane.trouble = error
+        lane.arrived()
 
 
 def held_bytes(records: Sequence[Record]) -> int:
