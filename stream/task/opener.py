@@ -66,7 +66,7 @@ from standfast.store.failpoint import reach
 from standfast.store.log import as_event, logger
 from standfast.store.names import few
 from standfast.store.process.threads import Threads
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.rocks.seal import never_opened
 from standfast.store.rows import RowLimits
 from standfast.store.specs import StoreSpec

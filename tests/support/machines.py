@@ -25,7 +25,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from standfast.replication.log import Record
 from standfast.restore.fold import Fold
 from standfast.store.errors import Closed
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.rows import StoreIterator
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import Position
