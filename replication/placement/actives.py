@@ -238,10 +238,7 @@ class Actives:
             if taker is None or task.group in look.view.stateless:
                 free.append(task)
                 continue
-            lag = look.lag(task, taker)
-            facts: dict[str, Fact] = {"instance": taker}
-            if lag != UNKNOWN_LAG:
-                facts["lag"] = lag
+            facts: dict[str, Fact] = {"instance": taker, **look.lag_fact(task, taker)}
             if former is not None:
                 facts["source"] = former
             home = self._home(task) or former
@@ -420,10 +417,7 @@ class Actives:
         look = self.look
         restores = self.why[task].code == "RESTORES"
         if restores or task.group in look.view.stateless or look.is_caught_up(task, target):
-            lag = look.lag(task, target)
-            facts: dict[str, Fact] = {"instance": target, "source": source}
-            if lag != UNKNOWN_LAG:
-                facts["lag"] = lag
+            facts: dict[str, Fact] = {"instance": target, "source": source, **look.lag_fact(task, target)}
             code = "RESTORE_MOVES" if restores else "HANDED_OVER" if "lag" in facts else "HANDED_OVER_STATELESS"
             self.active[task] = target
             self.why[task] = Reason(code, facts)
@@ -446,10 +440,7 @@ class Actives:
             self.why[task] = Reason("WAITS_FOR_WARM_UP", facts)
             return
         self.warmups[task] = target
-        facts["limit"] = self.look.settings.acceptable_lag
-        lag = self.look.lag(task, target)
-        if lag != UNKNOWN_LAG:
-            facts["lag"] = lag
+        facts |= {"limit": self.look.settings.acceptable_lag, **self.look.lag_fact(task, target)}
         self.why[task] = Reason("WARMS_UP", facts)
         self.why_copies[task, target] = Reason("WARMS_UP", facts)
         if self.look.previous.warmups.get(task) != target:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.model import TAILING, Assignment, Copy, CopyState, Member, View
+from standfast.replication.placement.model import TAILING, Assignment, Copy, CopyState, Fact, Member, View
 from standfast.store.errors import InvalidRequest
 from standfast.store.names import few
 
@@ -68,6 +68,11 @@ class Look:
         """Records that a copy lacks; UNKNOWN_LAG without a copy, or before its lag is known."""
         copy = self.copies.get(task, NO_COPIES).get(name)
         return UNKNOWN_LAG if copy is None or copy.lag is None else copy.lag
+
+    def lag_fact(self, task: TaskId, name: str) -> dict[str, Fact]:
+        """`lag`, if it is known, as a fact of a reason."""
+        lag = self.lag(task, name)
+        return {} if lag == UNKNOWN_LAG else {"lag": lag}
 
     def is_caught_up(self, task: TaskId, name: str) -> bool:
         """Whether an open standby or warm-up may take the task from an owner that serves it."""

@@ -18,7 +18,7 @@ from typing import Final
 
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.explained import read_moves
-from standfast.replication.placement.look import UNKNOWN_LAG, Look, Room
+from standfast.replication.placement.look import Look, Room
 from standfast.replication.placement.model import Fact, Reason, Round
 
 ONCE_MS: Final = 600_000  # two disks that fill by turns must not send tasks to and fro
@@ -45,10 +45,7 @@ def taker(look: Look, task: TaskId, owner: str, room: Room) -> tuple[str, Reason
         return name not in tailing, look.lag(task, name), room.fullness(name), name
 
     best = min(able, key=worth)
-    facts["instance"] = best
-    if (lag := look.lag(task, best)) != UNKNOWN_LAG:
-        facts["lag"] = lag
-    return best, Reason(COLD, facts)
+    return best, Reason(COLD, {**facts, "instance": best, **look.lag_fact(task, best)})
 
 
 def again_ms(look: Look, active: Mapping[TaskId, str]) -> Iterator[int]:

@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.actives import Actives
-from standfast.replication.placement.look import NO_COPIES, UNKNOWN_LAG, Look
+from standfast.replication.placement.look import NO_COPIES, Look
 from standfast.replication.placement.model import Fact, Move, MoveKind, Reason
 
 Place: TypeAlias = tuple[str | None, ...]  # a member's rack and tags, of those that count; few values first
@@ -318,10 +318,7 @@ class Standbys:
         self.replacing[task] = (new, old)
         self._change(new, 1)
         self._change(old, -1)  # it leaves: the next choice of this round counts it as gone
-        facts: dict[str, Fact] = {"instance": new, "source": old}
-        lag = self.look.lag(task, new)
-        if lag != UNKNOWN_LAG:
-            facts["lag"] = lag
+        facts: dict[str, Fact] = {"instance": new, "source": old, **self.look.lag_fact(task, new)}
         self._add(task, new, Reason(code, facts))
 
     def _key(self, task: TaskId, names: Sequence[str]) -> tuple[Place, ...]:
