@@ -147,7 +147,8 @@ class FetchPipeline:
                 self._owners[source] = lane
                 slot.owned = True
                 mine[source] = slot
-        self._read(mine)
+        if mine:
+            self._read(mine, self._thread.add)
 
     def leave(self, lane: Lane, sources: Iterable[TopicPartition]) -> None:
         """Take these partitions from the lane; a lane that waits for one gets it."""
@@ -176,7 +177,7 @@ class FetchPipeline:
         paused = self._credits.paused(source)  # before `_empty`, which makes the credits forget the partition
         self._empty(source, slot)
         if not was_reading:
-            self._read({source: slot})
+            self._read({source: slot}, self._thread.add)
             return
         self._follow(self._credits.add(source))
         slot.begin(self._asked((source,), lambda: self._thread.seek(source, position)))
@@ -244,13 +245,7 @@ class FetchPipeline:
             first = self._waiting[source].popleft()
             self._owners[source] = first
             first.slots[source].owned = True
-        slots = {source: lane.slots[source] for source, lane in self._owners.items()}
-        positions = {source: slot.position for source, slot in slots.items()}
-        for source in slots:
-            self._follow(self._credits.add(source))
-        number = self._asked(tuple(slots), lambda: self._thread.assign(positions))
-        for slot in slots.values():
-            slot.begin(number)
+        self._read({source: lane.slots[source] for source, lane in self._owners.items()}, self._thread.assign)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -279,14 +274,12 @@ class FetchPipeline:
         if not self._pumping and self._wake is not None:
             self._wake()
 
-    def _read(self, slots: Mapping[TopicPartition, Slot]) -> None:
+    def _read(self, slots: Mapping[TopicPartition, Slot], give: Callable[[Mapping[TopicPartition, int]], int]) -> None:
         """Give partitions to the reader, from their positions."""
-        if not slots:
-            return
         for source in slots:
             self._follow(self._credits.add(source))
         positions = {source: slot.position for source, slot in slots.items()}
-        number = self._asked(tuple(slots), lambda: self._thread.add(positions))
+        number = self._asked(tuple(slots), lambda: give(positions))
         for slot in slots.values():
             slot.begin(number)
 
