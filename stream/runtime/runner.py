@@ -119,8 +119,6 @@ class TaskRunner:
         self._unreadable = self._left_out.failed if self._tracing is None else self._traced_unreadable
         callbacks_of = (task, topology, self.in_hand, self._guard, self._left_out)
         self._callbacks = Callbacks(*callbacks_of, settings.shared, self.wall_ms)
-        self._words = settings.in_hand.words
-        self._policies = policies = StepPolicies(topology, self._guard, self._left_out, self._words)
         self._calls: TaskCalls | None = None  # where a step is asynchronous
         self._draining = False  # a commit waits for the results of all calls
         self._held: deque[Callable[[], object]] = deque()  # work that must not overtake the calls in flight
@@ -141,12 +139,7 @@ class TaskRunner:
         # The ends of the inputs in the log, None while it does not answer; without fetching all is here that there is.
         self.input_ends: Callable[[], Mapping[TopicPartition, int] | None] = self._fetched
         self._passing = PassingTime(topology, self._timers, self._clock, self._callbacks.without_record)
-        # Services of the contexts, beside those of this class.
-        self.drop, self.giver, self.read_result = self._guard.drop, policies.giver, policies.read_result
-        self.late, self.on_silence = policies.late, self._passing.on_silence
-        self.on_watermark, self.before_watermark = self._passing.on_watermark, self._passing.before_watermark
         self._build(positions)
-        self._time.restore(task.stream_times)
         self._reading: Input | None = None  # the input whose records are processed now
         self._run_records = 0  # processed in this run
         now_ms = self._clock.monotonic_ms()
@@ -470,6 +463,12 @@ class TaskRunner:
     # --- inside ---
 
     def _build(self, positions: Mapping[TopicPartition, int]) -> None:
+        self._words = self._settings.in_hand.words
+        self._policies = policies = StepPolicies(self.topology, self._guard, self._left_out, self._words)
+        # Services of the contexts, beside those of this class.
+        self.drop, self.giver, self.read_result = self._guard.drop, policies.giver, policies.read_result
+        self.late, self.on_silence = policies.late, self._passing.on_silence
+        self.on_watermark, self.before_watermark = self._passing.on_watermark, self._passing.before_watermark
         wired = wire(self.topology, self, self._settings.partitions_of, self._policies.own)
         for node, processor, context in wired.processors:
             self._processors.append(processor)
@@ -492,6 +491,7 @@ class TaskRunner:
             one.in_hand = NamedInput(self._settings.in_hand, *named)
             self.inputs[source.topic] = one
             self._time.add(one.key)
+        self._time.restore(self.task.stream_times)
 
     def _timers_of(self, context: Context) -> Timers:
         try:
