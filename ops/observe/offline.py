@@ -18,7 +18,8 @@ from standfast.store import serde as serdes
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import InvalidRequest, NotReady, UnknownStore
 from standfast.store.names import few
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.task.commit_record import INGESTING_KEY, StoreTimes, decode_ingesting, read_record
 from standfast.store.task.state_dir import check_marker
 from standfast.store.task.task_stores import AnyStore

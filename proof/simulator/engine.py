@@ -33,7 +33,8 @@ from standfast.store.engine import DEFAULT_FAMILY, EngineStatistics, KeyRange, R
 from standfast.store.errors import Closed, Corruption, Held, InvalidRequest, UnknownStore
 from standfast.store.memory import MemoryEngine, MemoryScan
 from standfast.store.names import few
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.rocks.seal import Sealer, check_seal
 
 MANIFEST = "MANIFEST-000005"

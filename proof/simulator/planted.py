@@ -341,7 +341,7 @@ FIRST = {
     ACK: Bug(ACK, "commits", 0, {"standfast.stream.task.task.Task._committed": _tells_first}),
 }
 SECOND = {
-    GATE: Bug(GATE, "gate", 2, {"standfast.stream.task.opener.plan_changelog": _resumes_at_once}),
+    GATE: Bug(GATE, "gate", 2, {"standfast.stream.task.planning.plan_changelog": _resumes_at_once}),
     POSITION: Bug(POSITION, "fold", 0, {"standfast.replication.tail.applier.ChangelogApplier.stage": _leaves_the_last}),
     EPOCH: Bug(EPOCH, "writers", 13, {"simulator.log.cluster.SimLog.init_producer": _keeps_epoch}),
     LIMIT: Bug(LIMIT, "limits", 7, {"standfast.replication.standby.Standby._drain": _drains_one_more}),

@@ -35,7 +35,7 @@ from standfast.replication.takeover import standby_wanted
 from standfast.store import serde
 from standfast.store.clock import ManualClock
 from standfast.store.errors import StandfastError, StateLost
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.specs import KeyValueStore
 from standfast.store.task.task_stores import TaskStores
 from worked_examples.script import Player

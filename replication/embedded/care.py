@@ -183,7 +183,7 @@ class Care:
         # Each check by itself: one that cannot go on must not hide the findings of the others.
         for look in (
             of_file,
-            lambda run: damage.extend(self._check_offsets(run)),
+            lambda run: damage.extend(_check_offsets(run)),
             lambda run: damage.extend(check_described(run.execute, self._db.path)),
             lambda run: ids.extend(found for (found,) in run.execute("SELECT id FROM partitions ORDER BY id")),
         ):
@@ -326,23 +326,19 @@ class Care:
         freed = 0
         while True:
             with self._db.mutex, self._db.guard, self._db.read() as run:
-                free, before = self._pages(run)
+                free, before = _pages(run)
             if free <= VACUUM_KEEP_PAGES or free * 4 <= before:
                 break
             with self._db.lock(), self._db.mutex, self._db.guard, self._db.write() as run:
                 for _ in range(VACUUM_PAGES):  # Python steps this statement once, which frees one page for any N
                     run.execute("PRAGMA incremental_vacuum(1)")
-                _, after = self._pages(run)
+                _, after = _pages(run)
             if after >= before:
                 break  # another process appends as fast as this loop frees pages: the next round goes on
             freed += before - after
         if freed:
             self._db.checkpoint()  # the file itself shrinks when the WAL is moved into it
         return freed
-
-    def _pages(self, run: Transaction) -> tuple[int, int]:
-        """Free pages, all pages."""
-        return run.execute("PRAGMA freelist_count").fetchone()[0], run.execute("PRAGMA page_count").fetchone()[0]
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -415,7 +411,7 @@ class Care:
                 offsets = [] if row is None else offsets[bisect_left(offsets, row.begin) :]
                 if row is None or not offsets:
                     return 0
-                old, new = self._without(run, row, offsets[bisect_left(offsets, row.summed) :])
+                old, new = _without(run, row, offsets[bisect_left(offsets, row.summed) :])
             try:
                 with self._db.lock(), self._db.mutex, self._db.guard, self._db.write() as run:
                     replace_blocks(run, partition_id, old, new)
@@ -423,29 +419,6 @@ class Care:
                     return run.executemany("DELETE FROM log_records WHERE id = ?", doomed).rowcount
             except BlocksChanged:
                 continue  # the write was rolled back with it
-
-    def _without(self, run: Transaction, row: PartitionRow, doomed: list[int]) -> tuple[list[Block], list[Block]]:
-        """The blocks of these offsets, and the blocks that replace them; neighbours that shrank become one."""
-        if not doomed:
-            return [], []
-        gone = frozenset(doomed)
-        old: list[Block] = []
-        merged: list[tuple[int, int, list[int], list[Cells]]] = []  # begin, end, offsets and cells that stay
-        for block in read_blocks(run, row, doomed[0], doomed[-1] + 1):
-            at = bisect_left(doomed, block.begin)
-            if at == len(doomed) or doomed[at] >= block.end:
-                continue
-            piece = read_block(run, row, block)
-            old.append(block)
-            stays = [index for index, offset in enumerate(piece.offsets) if offset not in gone]
-            offsets = [piece.offsets[index] for index in stays]
-            cells = piece.cells.pick(stays)
-            if merged and merged[-1][1] == block.begin and len(merged[-1][2]) + len(offsets) <= BLOCK_RECORDS:
-                begin, _, before, parts = merged[-1]
-                merged[-1] = (begin, block.end, before + offsets, [*parts, cells])
-            else:
-                merged.append((block.begin, block.end, offsets, [cells]))
-        return old, [block_of(begin, end, offsets, _sums(parts)) for begin, end, offsets, parts in merged]
 
     def _remove_blocks(self, partition_id: int, before: int) -> None:
         """Remove the rows of `sums` of blocks that end at or below an offset."""
@@ -469,18 +442,48 @@ class Care:
                 removed += run.execute("DELETE FROM log_records WHERE id >= ? AND id <= ?", (start, last)).rowcount
             start = last + 1
 
-    def _check_offsets(self, run: Transaction) -> list[str]:
-        stray = run.execute(
-            "SELECT r.id >> ?1, count(*) FROM log_records r LEFT JOIN partitions p ON p.id = r.id >> ?1 "
-            "WHERE r.id >> ?1 NOT IN (SELECT partition FROM doomed) AND (p.id IS NULL OR r.id & ?2 >= p.end_offset) "
-            "GROUP BY 1",
-            (OFFSET_BITS, OFFSET_MAX - 1),
-        ).fetchall()
-        return [f"partition id {number} has {count} records that no partition row covers" for number, count in stray]
+
+def _pages(run: Transaction) -> tuple[int, int]:
+    """Free pages, all pages."""
+    return run.execute("PRAGMA freelist_count").fetchone()[0], run.execute("PRAGMA page_count").fetchone()[0]
+
+
+def _check_offsets(run: Transaction) -> list[str]:
+    stray = run.execute(
+        "SELECT r.id >> ?1, count(*) FROM log_records r LEFT JOIN partitions p ON p.id = r.id >> ?1 "
+        "WHERE r.id >> ?1 NOT IN (SELECT partition FROM doomed) AND (p.id IS NULL OR r.id & ?2 >= p.end_offset) "
+        "GROUP BY 1",
+        (OFFSET_BITS, OFFSET_MAX - 1),
+    ).fetchall()
+    return [f"partition id {number} has {count} records that no partition row covers" for number, count in stray]
 
 
 def _cleaned(clean: int, kept: int) -> Callable[[PartitionRow], PartitionRow]:
     return lambda row: row._replace(clean=max(row.clean, clean), kept=kept)
+
+
+def _without(run: Transaction, row: PartitionRow, doomed: list[int]) -> tuple[list[Block], list[Block]]:
+    """The blocks of these offsets, and the blocks that replace them; neighbours that shrank become one."""
+    if not doomed:
+        return [], []
+    gone = frozenset(doomed)
+    old: list[Block] = []
+    merged: list[tuple[int, int, list[int], list[Cells]]] = []  # begin, end, offsets and cells that stay
+    for block in read_blocks(run, row, doomed[0], doomed[-1] + 1):
+        at = bisect_left(doomed, block.begin)
+        if at == len(doomed) or doomed[at] >= block.end:
+            continue
+        piece = read_block(run, row, block)
+        old.append(block)
+        stays = [index for index, offset in enumerate(piece.offsets) if offset not in gone]
+        offsets = [piece.offsets[index] for index in stays]
+        cells = piece.cells.pick(stays)
+        if merged and merged[-1][1] == block.begin and len(merged[-1][2]) + len(offsets) <= BLOCK_RECORDS:
+            begin, _, before, parts = merged[-1]
+            merged[-1] = (begin, block.end, before + offsets, [*parts, cells])
+        else:
+            merged.append((block.begin, block.end, offsets, [cells]))
+    return old, [block_of(begin, end, offsets, _sums(parts)) for begin, end, offsets, parts in merged]
 
 
 def _sums(parts: list[Cells]) -> Sums:

@@ -31,12 +31,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.look import NO_COPIES, UNKNOWN_LAG, Look
+from standfast.replication.placement.look import NO_COPIES, OPENED, UNKNOWN_LAG, Look, Room
 from standfast.replication.placement.model import CopyState, Fact, Move, MoveKind, Reason
 from standfast.replication.placement.no_room import STAYS, taker
 from standfast.replication.placement.quotas import above, bounded_shares, counts_of, quotas, returning_tasks
 
-OPENED = frozenset((CopyState.RUNNING, CopyState.RESTORING))
 FAR = 2  # a restore this many times the acceptable lag behind is given to a copy that is near the end
 
 
@@ -56,16 +55,12 @@ class Actives:
         self.none_starts = False  # a first start with too few places
         self.unsettled = False  # a copy catches up, or a task opens: worth another look soon
         self._budget = budget
-        self._load: Counter[str] = Counter()
         self._kept: dict[str, Reason] = {}
-        self._room = {
-            name: UNKNOWN_LAG if member.max_tasks is None else member.max_tasks for name, member in look.members.items()
-        }
-        self._closing: Counter[str] = Counter()  # tasks that a member has open, and that go to others
+        self._room = Room(look)
         lost = [task for task in look.tasks if not self._keep(task)]
-        if any(room != UNKNOWN_LAG for room in self._room.values()):
+        if self._room.is_bounded:
             lost = sorted([*lost, *self._above_bounds()])
-            self._count_closing()
+            self._room.count_closing(look, self.active)
         self._overtake()
         self._leave_full_disks()
         if look.short and not look.members:
@@ -128,7 +123,7 @@ class Actives:
                 "lag": look.lag(task, better),
                 "source_lag": look.lag(task, owner),
             }
-            self._leave(owner)
+            self._room.leave(owner)
             self._own(task, better, Reason("MORE_CAUGHT_UP", facts))
             self.moves.append(Move(MoveKind.TAKE_OVER, task, owner, better, self.why[task]))
 
@@ -136,11 +131,11 @@ class Actives:
         """Give tasks of members without room to others; after all owners are counted."""
         look = self.look
         for task, owner in [(task, owner) for task, owner in self.active.items() if owner in look.short]:
-            found = taker(look, task, owner, self._load, self._has_place)
+            found = taker(look, task, owner, self._room)
             if found is None:
                 continue
             target, reason = found
-            self._leave(owner)
+            self._room.leave(owner)
             self._own(task, target, reason)
             kind = MoveKind.TAKE_OVER if look.holder(task, target) is None else MoveKind.HAND_OVER
             self.moves.append(Move(kind, task, owner, target, reason))
@@ -154,7 +149,7 @@ class Actives:
         near = [
             (*look.rank(copy), name)
             for name, copy in look.copies.get(task, NO_COPIES).items()
-            if name != owner and name in look.members and look.is_near(copy) and self._has_place(name)
+            if name != owner and name in look.members and look.is_near(copy) and self._room.left(name) > 0
         ]
         return min(near)[-1] if near else None
 
@@ -185,7 +180,7 @@ class Actives:
     def _own(self, task: TaskId, name: str, reason: Reason) -> None:
         self.active[task] = name
         self.why[task] = reason
-        self._load[name] += 1
+        self._room.load[name] += 1
 
     def _kept_reason(self, name: str) -> Reason:
         """One value for all tasks of a member, since a round has ten thousands of them."""
@@ -195,29 +190,16 @@ class Actives:
 
     # --- lost and new tasks -----------------------------------------------------------------------------------------
 
-    def _has_place(self, name: str) -> bool:
-        return self._load[name] + self._closing[name] < self._room[name]
-
-    def _leave(self, name: str) -> None:
-        """Count a task that goes to another member: this one has it open until it is closed."""
-        self._load[name] -= 1
-        self._closing[name] += 1
-
-    def _count_closing(self) -> None:
-        for task, copies in self.look.copies.items():
-            owner = self.active.get(task)
-            self._closing.update(name for name, copy in copies.items() if name != owner and copy.state in OPENED)
-
     def _above_bounds(self) -> list[TaskId]:
         """Take tasks away that a member has not opened, and has no place for: it came back with a lower bound."""
         found: list[TaskId] = []
-        for name, room in self._room.items():
-            over = self._load[name] - room
+        for name, room in self._room.most.items():
+            over = self._room.load[name] - room
             if over > 0:
                 closed = [task for task, owner in self.active.items() if owner == name and not self._is_open(task)]
                 found += sorted(closed)[-over:]
         for task in found:
-            self._load[self.active.pop(task)] -= 1
+            self._room.load[self.active.pop(task)] -= 1
         gone = frozenset(found)
         self.moves = [move for move in self.moves if move.task not in gone]
         return found
@@ -226,16 +208,10 @@ class Actives:
         copy = self.look.copies.get(task, NO_COPIES).get(self.active[task])
         return copy is not None and copy.state in OPENED
 
-    def _former(self, task: TaskId) -> str | None:
-        """The owner that is gone; None for a task without one."""
-        previous = self.look.previous
-        former = previous.active.get(task, previous.held.get(task))
-        return None if former in self.look.members else former
-
     def _with_places(self, lost: list[TaskId]) -> list[TaskId]:
         """Those of the lost tasks that get a place, tasks with a caught-up copy first; the others wait."""
         look = self.look
-        places = sum(max(self._room[name] - self._load[name] - self._closing[name], 0) for name in look.members)
+        places = sum(max(self._room.left(name), 0) for name in look.members)
         self.slots_missing = max(len(lost) - places, 0)
         if not look.members:
             self.slots_missing = min(self.slots_missing, 1)  # one instance without a bound is enough
@@ -245,7 +221,7 @@ class Actives:
         if look.has_run and look.members:
             warm = {task for task in lost if any(look.is_caught_up(task, name) for name in look.tailing(task))}
             lost = sorted(lost, key=lambda task: (task not in warm, task))
-            facts["places"] = sum(self._room.values())
+            facts["places"] = sum(self._room.most.values())
         else:
             places = 0
             self.none_starts = True
@@ -257,36 +233,20 @@ class Actives:
         look = self.look
         free = []
         for task in lost:
-            former = self._former(task)
-            taker = next((name for name in look.tailing(task) if self._has_place(name)), None)
+            former = look.former(task)
+            taker = next((name for name in look.tailing(task) if self._room.left(name) > 0), None)
             if taker is None or task.group in look.view.stateless:
                 free.append(task)
                 continue
-            lag = look.lag(task, taker)
-            facts: dict[str, Fact] = {"instance": taker}
-            if lag != UNKNOWN_LAG:
-                facts["lag"] = lag
+            facts: dict[str, Fact] = {"instance": taker, **look.lag_fact(task, taker)}
             if former is not None:
                 facts["source"] = former
             home = self._home(task) or former
             if home is not None and home != taker:
                 self.homes[task] = home
-            self._own(task, taker, self._taken(task, taker, facts))
+            self._own(task, taker, _taken(look, task, taker, facts))
             self.moves.append(Move(MoveKind.TAKE_OVER, task, former, taker, self.why[task]))
         return free
-
-    def _taken(self, task: TaskId, taker: str, facts: dict[str, Fact]) -> Reason:
-        """Why a standby takes the task over: the most caught-up one, or an idle one beside that."""
-        look = self.look
-        busy = [
-            (look.lag(task, name), name)
-            for name in look.tailing(task)
-            if look.copies[task][name].busy_ms > look.copies[task][taker].busy_ms
-        ]
-        if not busy or min(busy)[0] > look.lag(task, taker):
-            return Reason("STANDBY_TAKES", facts)
-        other = min(busy)[1]
-        return Reason("IDLE_STANDBY_TAKES", {**facts, "other": other, "busy_ms": look.copies[task][other].busy_ms})
 
     # --- balance ----------------------------------------------------------------------------------------------------
 
@@ -350,14 +310,14 @@ class Actives:
             if room[task.group, name] > 0
         )
         for lag, task, name in near:
-            open_ = room[task.group, name] > 0 and self._has_place(name)
+            open_ = room[task.group, name] > 0 and self._room.left(name) > 0
             if lag != UNKNOWN_LAG and task not in self.active and open_:
                 room[task.group, name] -= 1
                 self._start(task, name, "ROWS_ON_DISK", {"instance": name, "lag": lag})
         heaps: dict[int, list[tuple[float, str]]] = {}
         for (group, name), count in room.items():
             if count > 0:
-                heaps.setdefault(group, []).append((self._load[name] / look.members[name].slots, name))
+                heaps.setdefault(group, []).append((self._room.fullness(name), name))
         for heap in heaps.values():
             heapq.heapify(heap)
         for task in free:
@@ -365,23 +325,23 @@ class Actives:
                 continue
             heap = heaps.get(task.group, [])
             # A member below its share of a group may have no free slot: tasks of other groups are to leave it.
-            while heap and not self._has_place(heap[0][1]):
+            while heap and self._room.left(heap[0][1]) <= 0:
                 heapq.heappop(heap)
             if not heap:
-                roomy = (one for one in look.members if self._has_place(one))
-                _, name = min((self._load[one] / look.members[one].slots, one) for one in roomy)
-                self._start(task, name, "EMPTIEST", {"instance": name, "load": self._load[name]})
+                roomy = (one for one in look.members if self._room.left(one) > 0)
+                _, name = min((self._room.fullness(one), one) for one in roomy)
+                self._start(task, name, "EMPTIEST", {"instance": name, "load": self._room.load[name]})
                 continue
             _, name = heap[0]
             room[task.group, name] -= 1
-            self._start(task, name, "EMPTIEST", {"instance": name, "load": self._load[name]})
+            self._start(task, name, "EMPTIEST", {"instance": name, "load": self._room.load[name]})
             if room[task.group, name] > 0:
-                heapq.heapreplace(heap, (self._load[name] / look.members[name].slots, name))
+                heapq.heapreplace(heap, (self._room.fullness(name), name))
             else:
                 heapq.heappop(heap)
 
     def _start(self, task: TaskId, name: str, code: str, facts: dict[str, Fact]) -> None:
-        former = self._former(task)
+        former = self.look.former(task)
         if former is not None:
             facts["source"] = former
         self._own(task, name, Reason(code, facts))
@@ -395,7 +355,7 @@ class Actives:
         this one would never come back.
         """
         for task, home in sorted(returning.items()):
-            if self._is_movable(task) and self._has_place(home):
+            if self._is_movable(task) and self._room.left(home) > 0:
                 self._move(task, self.active[task], home)
 
     def _even_out(
@@ -405,7 +365,7 @@ class Actives:
         for task, target in self._pairs(surplus, room, besides):
             source = self.active[task]
             wanted = surplus[task.group, source] > 0 and room[task.group, target] > 0
-            if wanted and self._is_at_rest(task) and self._has_place(target):
+            if wanted and self._is_at_rest(task) and self._room.left(target) > 0:
                 surplus[task.group, source] -= 1
                 room[task.group, target] -= 1
                 self._move(task, source, target)
@@ -438,7 +398,7 @@ class Actives:
             if self._is_at_rest(task) and surplus[task.group, self.active[task]] > 0:
                 targets = [name for name in open_.get(task.group, ()) if room[task.group, name] > 0]
                 if targets:
-                    yield task, min(targets, key=lambda name: (self._load[name] / look.members[name].slots, name))
+                    yield task, min(targets, key=lambda name: (self._room.fullness(name), name))
 
     def _is_movable(self, task: TaskId) -> bool:
         """A task that runs moves by a hand-over; one that restores moves while less than half of it is done."""
@@ -457,15 +417,12 @@ class Actives:
         look = self.look
         restores = self.why[task].code == "RESTORES"
         if restores or task.group in look.view.stateless or look.is_caught_up(task, target):
-            lag = look.lag(task, target)
-            facts: dict[str, Fact] = {"instance": target, "source": source}
-            if lag != UNKNOWN_LAG:
-                facts["lag"] = lag
+            facts: dict[str, Fact] = {"instance": target, "source": source, **look.lag_fact(task, target)}
             code = "RESTORE_MOVES" if restores else "HANDED_OVER" if "lag" in facts else "HANDED_OVER_STATELESS"
             self.active[task] = target
             self.why[task] = Reason(code, facts)
-            self._leave(source)
-            self._load[target] += 1
+            self._room.leave(source)
+            self._room.load[target] += 1
             self.moves.append(Move(MoveKind.HAND_OVER, task, source, target, self.why[task]))
             self.unsettled = True
         elif target in look.previous.standbys.get(task, ()):
@@ -483,11 +440,21 @@ class Actives:
             self.why[task] = Reason("WAITS_FOR_WARM_UP", facts)
             return
         self.warmups[task] = target
-        facts["limit"] = self.look.settings.acceptable_lag
-        lag = self.look.lag(task, target)
-        if lag != UNKNOWN_LAG:
-            facts["lag"] = lag
+        facts |= {"limit": self.look.settings.acceptable_lag, **self.look.lag_fact(task, target)}
         self.why[task] = Reason("WARMS_UP", facts)
         self.why_copies[task, target] = Reason("WARMS_UP", facts)
         if self.look.previous.warmups.get(task) != target:
             self.moves.append(Move(MoveKind.WARM_UP, task, source, target, self.why[task]))
+
+
+def _taken(look: Look, task: TaskId, taker: str, facts: dict[str, Fact]) -> Reason:
+    """Why a standby takes the task over: the most caught-up one, or an idle one beside that."""
+    busy = [
+        (look.lag(task, name), name)
+        for name in look.tailing(task)
+        if look.copies[task][name].busy_ms > look.copies[task][taker].busy_ms
+    ]
+    if not busy or min(busy)[0] > look.lag(task, taker):
+        return Reason("STANDBY_TAKES", facts)
+    other = min(busy)[1]
+    return Reason("IDLE_STANDBY_TAKES", {**facts, "other": other, "busy_ms": look.copies[task][other].busy_ms})

@@ -3,21 +3,25 @@
     previous published     it is the truth about roles; reports say how far each copy is
     none is readable       roles come from the reports: a new leader continues from the tasks that run
 
+`Room` counts the tasks that each member has so far in a round, and those that it may have.
+
 Rules of this file: pure; it decides nothing about where a task goes.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import pairwise
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.model import TAILING, Assignment, Copy, CopyState, Member, View
+from standfast.replication.placement.model import TAILING, Assignment, Copy, CopyState, Fact, Member, View
 from standfast.store.errors import InvalidRequest
 from standfast.store.names import few
 
 NO_COPIES: Mapping[str, Copy] = {}
 UNKNOWN_LAG = 1 << 62  # sorts behind each known lag
+OPENED = frozenset((CopyState.RUNNING, CopyState.RESTORING))
 
 
 class Look:
@@ -65,6 +69,11 @@ class Look:
         copy = self.copies.get(task, NO_COPIES).get(name)
         return UNKNOWN_LAG if copy is None or copy.lag is None else copy.lag
 
+    def lag_fact(self, task: TaskId, name: str) -> dict[str, Fact]:
+        """`lag`, if it is known, as a fact of a reason."""
+        lag = self.lag(task, name)
+        return {} if lag == UNKNOWN_LAG else {"lag": lag}
+
     def is_caught_up(self, task: TaskId, name: str) -> bool:
         """Whether an open standby or warm-up may take the task from an owner that serves it."""
         copy = self.copies.get(task, NO_COPIES).get(name)
@@ -96,9 +105,14 @@ class Look:
         open_ = [
             (copy.state is not CopyState.RUNNING, name)
             for name, copy in self.copies.get(task, NO_COPIES).items()
-            if name != besides and copy.state in (CopyState.RUNNING, CopyState.RESTORING)
+            if name != besides and copy.state in OPENED
         ]
         return min(open_)[1] if open_ else None
+
+    def former(self, task: TaskId) -> str | None:
+        """The owner that is gone; None for a task without one."""
+        former = self.previous.active.get(task, self.previous.held.get(task))
+        return None if former in self.members else former
 
     def _from_reports(self) -> Assignment:
         """The assignment that the members carry out, as their reports show it."""
@@ -121,3 +135,34 @@ class Look:
             if warming:
                 warmups[task] = min(warming, key=lambda one: (self.lag(task, one), one))
         return Assignment(active=active, standbys=standbys, warmups=warmups)
+
+
+class Room:
+    """The tasks of each member in one round (`load`), and the most that it takes."""
+
+    def __init__(self, look: Look) -> None:
+        self._members = look.members
+        self.load: Counter[str] = Counter()
+        self._closing: Counter[str] = Counter()  # tasks that a member has open, and that go to others
+        bounds = {name: member.max_tasks for name, member in look.members.items()}
+        self.is_bounded = any(bound is not None for bound in bounds.values())
+        self.most = {name: UNKNOWN_LAG if bound is None else bound for name, bound in bounds.items()}
+
+    def left(self, name: str) -> int:
+        """How many more tasks the member takes."""
+        return self.most[name] - self.load[name] - self._closing[name]
+
+    def fullness(self, name: str) -> float:
+        """Tasks for each of its slots."""
+        return self.load[name] / self._members[name].slots
+
+    def leave(self, name: str) -> None:
+        """Count a task that goes to another member: this one has it open until it is closed."""
+        self.load[name] -= 1
+        self._closing[name] += 1
+
+    def count_closing(self, look: Look, active: Mapping[TaskId, str]) -> None:
+        """Count the tasks that members have open, and that others run now."""
+        for task, copies in look.copies.items():
+            owner = active.get(task)
+            self._closing.update(name for name, copy in copies.items() if name != owner and copy.state in OPENED)

@@ -13,12 +13,12 @@ Rules of this file: the decision is pure; `Shortages` is the leader's memory for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.explained import read_moves
-from standfast.replication.placement.look import UNKNOWN_LAG, Look
+from standfast.replication.placement.look import Look, Room
 from standfast.replication.placement.model import Fact, Reason, Round
 
 ONCE_MS: Final = 600_000  # two disks that fill by turns must not send tasks to and fro
@@ -26,14 +26,9 @@ STAYS, WARM, COLD = "NO_ROOM", "NO_ROOM_WARM", "NO_ROOM_COLD"
 MOVES: Final = frozenset({WARM, COLD})
 
 
-def taker(
-    look: Look, task: TaskId, owner: str, load: Mapping[str, int], has_place: Callable[[str], bool]
-) -> tuple[str, Reason] | None:
-    """The member that takes a task over from one without room, and the reason; None: the task stays.
-
-    `has_place`: whether a member may run one more task; `load` counts the tasks of each.
-    """
-    able = [name for name in look.members if has_place(name)]
+def taker(look: Look, task: TaskId, owner: str, room: Room) -> tuple[str, Reason] | None:
+    """The member that takes a task over from one without room, and the reason; None: the task stays."""
+    able = [name for name in look.members if room.left(name) > 0]
     if not able or task in look.view.moved_for_room:
         return None
     stateless = task.group in look.view.stateless
@@ -47,13 +42,10 @@ def taker(
     tailing = set(look.tailing(task))
 
     def worth(name: str) -> tuple[bool, int, float, str]:
-        return name not in tailing, look.lag(task, name), load[name] / look.members[name].slots, name
+        return name not in tailing, look.lag(task, name), room.fullness(name), name
 
     best = min(able, key=worth)
-    facts["instance"] = best
-    if (lag := look.lag(task, best)) != UNKNOWN_LAG:
-        facts["lag"] = lag
-    return best, Reason(COLD, facts)
+    return best, Reason(COLD, {**facts, "instance": best, **look.lag_fact(task, best)})
 
 
 def again_ms(look: Look, active: Mapping[TaskId, str]) -> Iterator[int]:

@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.actives import Actives
-from standfast.replication.placement.look import NO_COPIES, UNKNOWN_LAG, Look
+from standfast.replication.placement.look import NO_COPIES, Look
 from standfast.replication.placement.model import Fact, Move, MoveKind, Reason
 
 Place: TypeAlias = tuple[str | None, ...]  # a member's rack and tags, of those that count; few values first
@@ -42,8 +42,7 @@ class Standbys:
         self.moves: list[Move] = []
         self.missing = 0
         self._load = Counter(dict.fromkeys(look.members, 0))
-        self._places, self._wide = _places(look)
-        self._clashes: dict[tuple[Place, tuple[Place, ...]], int] = {}
+        self._places = _Places(look)
         self._tiers: dict[tuple[Place, ...], list[tuple[int, Place]]] = {}
         self._kept: dict[str, Reason] = {}
         self._heaps: dict[Place, list[tuple[float, str]]] = {}
@@ -54,7 +53,7 @@ class Standbys:
         for _, old in self.replacing.values():
             self._load[old] -= 1  # it leaves
         for name in look.members:
-            self._heaps.setdefault(self._area(name), []).append((self._weight(name), name))
+            self._heaps.setdefault(self._places.area(name), []).append((self._weight(name), name))
         for heap in self._heaps.values():
             heapq.heapify(heap)
         for task in () if actives.none_starts else tasks:
@@ -155,9 +154,9 @@ class Standbys:
     def _reason(self, task: TaskId, names: Sequence[str], code: str) -> Reason:
         """Why the last of `names` stands by: how often it clashes with the others, and how full it is."""
         *others, name = names
-        clash = self._clash(self._places[name], self._key(task, others))
+        clash = self._places.clash(self._places.of[name], self._key(task, others))
         facts: dict[str, Fact] = {"instance": name, "clash": clash, "load": self._load[name]}
-        return Reason(code if any(self._places[name]) else f"{code}_ANYWHERE", facts)
+        return Reason(code if any(self._places.of[name]) else f"{code}_ANYWHERE", facts)
 
     def _pick(self, task: TaskId, names: Sequence[str]) -> str | None:
         """The member that clashes least; of those one with a copy near the end, else the one with fewest standbys."""
@@ -165,7 +164,7 @@ class Standbys:
         out = {*names, self.actives.active.get(task), self.actives.warmups.get(task)}
         others = self._key(task, names)
         near = [
-            (self._clash(self._places[name], others), copy.lag or 0, name)
+            (self._places.clash(self._places.of[name], others), copy.lag or 0, name)
             for name, copy in look.copies.get(task, NO_COPIES).items()
             if name in look.members and name not in out and look.is_near(copy)
         ]
@@ -180,14 +179,10 @@ class Standbys:
             return min(near)[2]
         return None if best is None else best[2]
 
-    def _area(self, name: str) -> Place:
-        """The part of a member's place that has few values, such as its zone. Members of an area share a heap."""
-        return self._places[name][: self._wide]
-
     def _areas(self, others: tuple[Place, ...]) -> list[tuple[int, Place]]:
         """(clash, area) of all areas, those that clash least with `others` first."""
         if others not in self._tiers:
-            areas = ((self._clash(area, others), area) for area in self._heaps)
+            areas = ((self._places.clash(area, others), area) for area in self._heaps)
             self._tiers[others] = sorted(areas, key=lambda one: (one[0], _texts(one[1])))
         return self._tiers[others]
 
@@ -204,7 +199,7 @@ class Standbys:
                 continue  # an entry from before the weight changed
             passed.append((weight, name))
             if name not in out:
-                one = (self._clash(self._places[name], others), weight, name)
+                one = (self._places.clash(self._places.of[name], others), weight, name)
                 found = one if found is None else min(found, one)
         for entry in passed:
             heapq.heappush(heap, entry)
@@ -213,7 +208,7 @@ class Standbys:
     def _change(self, name: str, by: int) -> None:
         if name in self.look.members:
             self._load[name] += by
-            heapq.heappush(self._heaps[self._area(name)], (self._weight(name), name))
+            heapq.heappush(self._heaps[self._places.area(name)], (self._weight(name), name))
 
     def _weight(self, name: str) -> float:
         member = self.look.members.get(name)
@@ -223,16 +218,16 @@ class Standbys:
 
     def _spread(self, held: dict[TaskId, list[str]]) -> None:
         """Replace standbys that share a rack or tag which another member would not share."""
-        if not any(any(place) for place in self._places.values()):
+        if not any(any(place) for place in self._places.of.values()):
             return
         settled: set[tuple[Place, ...]] = set()
         for task, names in held.items():
             if self._budget <= 0:
                 return
             active = self.actives.active.get(task)
-            if active is None or active not in self._places or task in self.replacing or not names:
+            if active is None or active not in self._places.of or task in self.replacing or not names:
                 continue
-            key = (self._places[active], *(self._places[name] for name in names))
+            key = (self._places.of[active], *(self._places.of[name] for name in names))
             if key in settled or not all(self.look.is_caught_up(task, name) for name in names):
                 continue
             found = self._less_clash(task, names)
@@ -249,12 +244,12 @@ class Standbys:
             others = [name for name in names if name != old]
             now = self._clash_of(task, old, names)
             new = self._pick(task, [*others, old]) if now else None
-            if new is not None and self._clash(self._places[new], self._key(task, others)) < now:
+            if new is not None and self._places.clash(self._places.of[new], self._key(task, others)) < now:
                 return new, old
         return None
 
     def _clash_of(self, task: TaskId, name: str, names: Sequence[str]) -> int:
-        return self._clash(self._places[name], self._key(task, [one for one in names if one != name]))
+        return self._places.clash(self._places.of[name], self._key(task, [one for one in names if one != name]))
 
     def _even_out(self, held: dict[TaskId, list[str]]) -> None:
         """Move standbys from the fullest members to the emptiest, where that clashes no more than before."""
@@ -269,7 +264,7 @@ class Standbys:
         looks = 0
         able: dict[tuple[str, Place], bool] = {}
         for full, empty in self._uneven():
-            area = self._area(empty)
+            area = self._places.area(empty)
             if (full, area) not in able:
                 able[full, area] = any(self._may_go(task, held[task], full, area) for task in by_member[full])
             if not able[full, area]:
@@ -310,36 +305,51 @@ class Standbys:
             taken = (self.actives.active[task], self.actives.warmups.get(task), *names)
             if task in self.replacing or empty in taken or full not in names:
                 continue
-            if self._may_go(task, names, full, self._places[empty]):
+            if self._may_go(task, names, full, self._places.of[empty]):
                 yield task
 
     def _may_go(self, task: TaskId, names: Sequence[str], full: str, to: Place) -> bool:
         """Whether a standby in another place, or at best anywhere in an area, clashes no more than here."""
         others = self._key(task, [name for name in names if name != full])
-        return self._clash(to, others) <= self._clash(self._places[full], others)
+        return self._places.clash(to, others) <= self._places.clash(self._places.of[full], others)
 
     def _replace(self, task: TaskId, names: list[str], new: str, old: str, code: str) -> None:
         names.append(new)
         self.replacing[task] = (new, old)
         self._change(new, 1)
         self._change(old, -1)  # it leaves: the next choice of this round counts it as gone
-        facts: dict[str, Fact] = {"instance": new, "source": old}
-        lag = self.look.lag(task, new)
-        if lag != UNKNOWN_LAG:
-            facts["lag"] = lag
+        facts: dict[str, Fact] = {"instance": new, "source": old, **self.look.lag_fact(task, new)}
         self._add(task, new, Reason(code, facts))
-
-    # --- clashes ----------------------------------------------------------------------------------------------------
 
     def _key(self, task: TaskId, names: Sequence[str]) -> tuple[Place, ...]:
         """Places of the active and of standbys, in an order of their own so that equal sets are looked up once."""
-        active = self.actives.active.get(task)
-        places = [self._places[name] for name in names if name in self._places]
-        if active is not None and active in self._places:  # not that of a member without room, which the task leaves
-            places.append(self._places[active])
-        return tuple(sorted(places, key=_texts))
+        # Without that of a member without room, which the task leaves.
+        every = (*names, self.actives.active.get(task))
+        return tuple(sorted((self._places.of[name] for name in every if name in self._places.of), key=_texts))
 
-    def _clash(self, place: Place, others: tuple[Place, ...]) -> int:
+
+class _Places:
+    """The place of each member, and how often places clash."""
+
+    def __init__(self, look: Look) -> None:
+        members = look.members.values()
+        tags = sorted({tag for member in members for tag in member.tags})
+        rows = {member.id: (member.rack, *(member.tags.get(tag) for tag in tags)) for member in members}
+        kinds = [(len(set(column)), at) for at, column in enumerate(zip(*rows.values(), strict=True))]
+        counting = sorted((values, at) for values, at in kinds if 1 < values < len(rows))
+        self.of: dict[str | None, Place] = {name: tuple(row[at] for _, at in counting) for name, row in rows.items()}
+        self._clashes: dict[tuple[Place, tuple[Place, ...]], int] = {}
+        self._wide, areas = 0, 1  # parts that make up the area
+        for values, _ in counting:
+            areas *= values
+            self._wide += areas <= AREAS_MAX
+
+    def area(self, name: str) -> Place:
+        """The part of a member's place that has few values, such as its zone. Members of an area share a heap."""
+        return self.of[name][: self._wide]
+
+    def clash(self, place: Place, others: tuple[Place, ...]) -> int:
+        """For how many parts of the others the place has the same value."""
         key = (place, others)
         if key not in self._clashes:
             self._clashes[key] = sum(
@@ -350,17 +360,3 @@ class Standbys:
 
 def _texts(place: Place) -> list[str]:
     return [one or "" for one in place]
-
-
-def _places(look: Look) -> tuple[dict[str, Place], int]:
-    """The place of each member, and how many of its parts make up the area."""
-    members = look.members.values()
-    tags = sorted({tag for member in members for tag in member.tags})
-    rows = {member.id: (member.rack, *(member.tags.get(tag) for tag in tags)) for member in members}
-    kinds = [(len(set(column)), at) for at, column in enumerate(zip(*rows.values(), strict=True))]
-    counting = sorted((values, at) for values, at in kinds if 1 < values < len(rows))
-    wide, areas = 0, 1
-    for values, _ in counting:
-        areas *= values
-        wide += areas <= AREAS_MAX
-    return {name: tuple(row[at] for _, at in counting) for name, row in rows.items()}, wide

@@ -147,7 +147,8 @@ class FetchPipeline:
                 self._owners[source] = lane
                 slot.owned = True
                 mine[source] = slot
-        self._read(mine)
+        if mine:
+            self._read(mine, self._thread.add)
 
     def leave(self, lane: Lane, sources: Iterable[TopicPartition]) -> None:
         """Take these partitions from the lane; a lane that waits for one gets it."""
@@ -162,7 +163,7 @@ class FetchPipeline:
             self._empty(source, slot)
             gone.append(source)
         if gone:
-            self._ask(lambda: self._thread.remove(gone))
+            _ask(lambda: self._thread.remove(gone))
         for source in gone:
             if self._waiting.get(source):
                 following = self._waiting[source].popleft()
@@ -176,12 +177,12 @@ class FetchPipeline:
         paused = self._credits.paused(source)  # before `_empty`, which makes the credits forget the partition
         self._empty(source, slot)
         if not was_reading:
-            self._read({source: slot})
+            self._read({source: slot}, self._thread.add)
             return
         self._follow(self._credits.add(source))
         slot.begin(self._asked((source,), lambda: self._thread.seek(source, position)))
         if paused:
-            self._ask(lambda: self._thread.resume([source]))
+            _ask(lambda: self._thread.resume([source]))
 
     def give_back(self, sent: list[Sent[Fetched]]) -> None:
         """Return the credits of batches that are applied, or given up."""
@@ -244,13 +245,7 @@ class FetchPipeline:
             first = self._waiting[source].popleft()
             self._owners[source] = first
             first.slots[source].owned = True
-        slots = {source: lane.slots[source] for source, lane in self._owners.items()}
-        positions = {source: slot.position for source, slot in slots.items()}
-        for source in slots:
-            self._follow(self._credits.add(source))
-        number = self._asked(tuple(slots), lambda: self._thread.assign(positions))
-        for slot in slots.values():
-            slot.begin(number)
+        self._read({source: lane.slots[source] for source, lane in self._owners.items()}, self._thread.assign)
 
     # -- inside -------------------------------------------------------------------------------------------------------
 
@@ -279,14 +274,12 @@ class FetchPipeline:
         if not self._pumping and self._wake is not None:
             self._wake()
 
-    def _read(self, slots: Mapping[TopicPartition, Slot]) -> None:
+    def _read(self, slots: Mapping[TopicPartition, Slot], give: Callable[[Mapping[TopicPartition, int]], int]) -> None:
         """Give partitions to the reader, from their positions."""
-        if not slots:
-            return
         for source in slots:
             self._follow(self._credits.add(source))
         positions = {source: slot.position for source, slot in slots.items()}
-        number = self._asked(tuple(slots), lambda: self._thread.add(positions))
+        number = self._asked(tuple(slots), lambda: give(positions))
         for slot in slots.values():
             slot.begin(number)
 
@@ -299,15 +292,9 @@ class FetchPipeline:
         self.give_back(inbox)
 
     def _asked(self, sources: tuple[TopicPartition, ...], request: Callable[[], int]) -> int:
-        number = self._ask(request)
+        number = _ask(request)
         self._moves[number] = sources
         return number
-
-    def _ask(self, request: Callable[[], int]) -> int:
-        try:
-            return request()
-        except Closed:
-            return 0  # `fetch` raises the end
 
     def _follow(self, decision: Decision[Fetched]) -> None:
         """Carry a decision out: put batches into the inboxes, pause and resume partitions at the reader."""
@@ -318,9 +305,9 @@ class FetchPipeline:
             lane.arrived()
         pause, resume = self._being_read(decision.pause), self._being_read(decision.resume)
         if pause:
-            self._ask(lambda: self._thread.pause(pause))
+            _ask(lambda: self._thread.pause(pause))
         if resume:
-            self._ask(lambda: self._thread.resume(resume))
+            _ask(lambda: self._thread.resume(resume))
 
     def _being_read(self, sources: Iterable[TopicPartition]) -> list[TopicPartition]:
         return [source for source in sources if (slot := self._slot(source)) is not None and slot.reading]
@@ -356,13 +343,13 @@ class FetchPipeline:
         hit = {at: slot for at in named if (slot := self._slot(at)) is not None and slot.reading}
         hit = {at: slot for at, slot in hit.items() if slot.since <= failure.carried}
         if isinstance(error, Unavailable) or not named:
-            self._tell_all([self._owners[at] for at in hit] if named else self._lanes, error)
+            _tell_all([self._owners[at] for at in hit] if named else self._lanes, error)
             if not failure.of_fetch:
                 for slot in hit.values():
                     slot.reading, slot.told = False, True  # the lane's next fetch reads it again
-                self._ask(lambda: self._thread.remove(hit))
+                _ask(lambda: self._thread.remove(hit))
             elif not isinstance(error, Unavailable):
-                self._ask(lambda: self._thread.resume(()))  # the thread waits for a request before it fetches on
+                _ask(lambda: self._thread.resume(()))  # the thread waits for a request before it fetches on
             return
         # A request for several partitions fails because of one of them: repeat it for each alone.
         single = failure.of_fetch or len(hit) == 1
@@ -370,15 +357,10 @@ class FetchPipeline:
             slot.reading = False
             slot.error = error if single else None
             self._owners[at].arrived()
-        self._ask(lambda: self._thread.remove(hit))  # any request also lets fetching go on
+        _ask(lambda: self._thread.remove(hit))  # any request also lets fetching go on
         if not single:
             for at, slot in hit.items():
                 self.move(at, slot)
-
-    def _tell_all(self, lanes: Iterable[Lane], error: Exception) -> None:
-        for lane in dict.fromkeys(lanes):
-            lane.trouble = error
-            lane.arrived()
 
     def _carried(self, number: int) -> None:
         for done in [one for one in self._moves if one <= number]:
@@ -388,6 +370,20 @@ class FetchPipeline:
         if self.ended is None:
             self.ended = error
         self.changed.notify_all()
+
+
+def _ask(request: Callable[[], int]) -> int:
+    """The number of a request; 0 if the fetch thread has ended."""
+    try:
+        return request()
+    except Closed:
+        return 0  # `fetch` raises the end
+
+
+def _tell_all(lanes: Iterable[Lane], error: Exception) -> None:
+    for lane in dict.fromkeys(lanes):
+        lane.trouble = error
+        lane.arrived()
 
 
 def held_bytes(records: Sequence[Record]) -> int:

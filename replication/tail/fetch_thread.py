@@ -87,6 +87,10 @@ class _Request:
     moves: frozenset[TopicPartition] | None = NO_PARTITION
     answer: Answer[Any] | None = None
 
+    def outdates(self, sources: frozenset[TopicPartition]) -> bool:
+        """Whether it may move one of these partitions."""
+        return self.moves is None or bool(self.moves & sources)
+
 
 @dataclass(frozen=True, slots=True)
 class FetchThreadStatistics:
@@ -343,15 +347,12 @@ class FetchThread(Closing):
         """The part of a batch that no request has outdated; waits for pending requests that could outdate it."""
         sources = frozenset(one.source for one in item.fetched)
         with self._changed:
-            self._changed.wait_for(lambda: self._ended or not self._moving(sources))
+            self._changed.wait_for(lambda: self._ended or not any(one.outdates(sources) for one in self._requests))
             fresh = [
                 one for one in item.fetched if max(self._moved_all, self._moved.get(one.source, 0)) <= item.carried
             ]
             self._outdated += len(item.fetched) - len(fresh)
             return fresh
-
-    def _moving(self, sources: frozenset[TopicPartition]) -> bool:
-        return any(one.moves is None or one.moves & sources for one in self._requests)
 
     def _still_true(self, item: Failure) -> bool:
         with self._changed:

@@ -28,7 +28,7 @@ from standfast.store.errors import InvalidRequest
 from standfast.store.failpoint import reach
 from standfast.store.file_errors import told
 from standfast.store.names import few
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.task.state_dir import StateDir
 
 MEMORY_BYTES = 64 << 20

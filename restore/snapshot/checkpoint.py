@@ -22,8 +22,8 @@ from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.file_errors import told
 from standfast.store.names import changelog_topic
 from standfast.store.outside import new_id
-from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.open_engine import open_engine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.task.commit_record import CUT_KEY, INGESTING_KEY, STORES_KEY, CommitRecord, decode_record
 
 LEFT_OUT = frozenset({"STANDFAST", "SEAL", "LOCK", "LOG"})  # markers, which a restore writes itself, and locks

@@ -49,8 +49,8 @@ from standfast.store.errors import Fenced, InvalidRequest, StandfastError, Unkno
 from standfast.store.failpoint import reach
 from standfast.store.file_errors import told
 from standfast.store.log import as_event, logger
-from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.open_engine import open_engine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.task.commit_record import (
     CUT_KEY,
     CommitRecord,

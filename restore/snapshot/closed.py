@@ -24,8 +24,9 @@ from standfast.store.errors import Unavailable
 from standfast.store.file_errors import told
 from standfast.store.log import as_event, logger
 from standfast.store.rocks.damage import check_noted
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
 from standfast.store.rocks.files import copy_closed
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.rocks.seal import check_seal
 from standfast.store.rocks.wal import refuse_damaged_wal, wal_files
 from standfast.store.task.state_dir import StateDir

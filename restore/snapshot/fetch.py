@@ -30,7 +30,7 @@ from standfast.store.failpoint import reach
 from standfast.store.file_errors import told
 from standfast.store.log import as_event, logger
 from standfast.store.process.interrupts import Flag
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.task.state_dir import write_marker
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from standfast.store import files
 from standfast.store.engine import Engine
 from standfast.store.errors import Corruption, InvalidRequest
 from standfast.store.failpoint import reach
-from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.open_engine import open_engine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.rocks.sst import Batch, write_batches
 from standfast.store.task.commit_record import Position, StoreTimes
 from standfast.store.task.task_stores import TaskStores

@@ -25,8 +25,8 @@ from standfast.store import files
 from standfast.store.engine import Engine
 from standfast.store.errors import BadConfig, Corruption, InvalidRequest
 from standfast.store.names import few
-from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.open_engine import open_engine
+from standfast.store.rocks.opening import RocksShared
 
 if TYPE_CHECKING:
     from standfast.restore.snapshot.manifest import Snapshot

@@ -27,8 +27,8 @@ from standfast.restore.verify.at_rest import view
 from standfast.store.clock import Clock
 from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import InvalidRequest, StateLost, Unavailable
-from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.open_engine import open_engine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.serde import by_name
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import CUT_KEY, CommitRecord, StoreTimes, read_record

@@ -58,7 +58,8 @@ from standfast.restore.verify.import_tasks import link_files
 from standfast.store.engine import Engine
 from standfast.store.errors import Held, InvalidRequest, UnknownStore
 from standfast.store.names import few
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.task.commit_record import Position, StoreTimes, read_record
 from standfast.store.task.definitions_file import STORES_FILE, parse
 from standfast.store.types.kinds import definition_spec

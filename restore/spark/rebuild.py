@@ -48,7 +48,8 @@ from standfast.restore.verify.store_rows import rows_in_order
 from standfast.store.base.version import __version__
 from standfast.store.errors import InternalError, InvalidRequest, StateLost
 from standfast.store.failpoint import reach
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.rocks.sst import COMPRESSION
 from standfast.store.rocks.sst_stream import SstWriter, rocksdict_version
 from standfast.store.task.commit_record import StoreTimes

@@ -21,8 +21,9 @@ from standfast.restore.spark.files import Files
 from standfast.restore.verify.at_rest import MEMORY_BYTES, open_task
 from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import Corruption
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
 from standfast.store.rocks.files import CONFIG_FILE
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.rocks.seal import SEAL, check_seal
 from standfast.store.rocks.wal import HEADER_BYTES, TABLE, damaged_at, records, unmasked, wal_files
 from standfast.store.types.segments import store_of_family

@@ -32,8 +32,9 @@ from standfast.restore.spark_table.encode import Encoded
 from standfast.restore.verify.at_rest import MEMORY_BYTES, view
 from standfast.restore.verify.import_tasks import link_files
 from standfast.store.errors import InvalidRequest
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
 from standfast.store.rocks.lookups import check_found
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.rocks.sst import write_sorted
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import StoreTimes

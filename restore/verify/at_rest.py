@@ -25,8 +25,8 @@ from standfast.store.buffer.write_buffer import WriteBuffer
 from standfast.store.engine import DEFAULT_FAMILY, Engine
 from standfast.store.errors import InvalidRequest, UnknownStore
 from standfast.store.names import few
-from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.open_engine import open_engine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import (
     STORES_KEY,

@@ -23,8 +23,8 @@ from standfast.restore.files.manifest_files import check_files, read_manifest
 from standfast.restore.verify.verify import mismatch
 from standfast.store.errors import Corruption, InvalidRequest, StateLost
 from standfast.store.files import clear, copy, link, make_folder, rename, sync_folder
-from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.lookups import check_found
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.task.commit_record import CommitRecord, Position, StoreTimes
 from standfast.store.task.state_dir import StateDir
 from standfast.store.task.task_stores import TaskStores

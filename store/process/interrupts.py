@@ -19,9 +19,11 @@ from __future__ import annotations
 
 import _thread
 import contextvars
+import signal
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
@@ -274,3 +276,17 @@ def _wake(waiters: deque[_thread.LockType]) -> None:
         except IndexError:  # its thread has left, or another one has woken it
             return
         waiter.release()
+
+
+@contextmanager
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call `stop` at SIGTERM and Ctrl-C within the block. Outside the main thread the program itself calls it."""
+    # Python refuses handlers there.
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    numbers = (signal.SIGTERM, signal.SIGINT) if is_main_thread else ()
+    before = {number: signal.signal(number, lambda _number, _frame: stop()) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

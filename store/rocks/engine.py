@@ -1,9 +1,8 @@
 """The durable engine: one RocksDB per task, one column family per store or segment.
 
-    RocksShared(memory_bytes)            one per process: block cache + write-buffer manager charged to it
-      RocksEngine(path, shared=...)      one per task: rows, positions and the task's record in one database
+    RocksEngine(path, shared=...)      one per task: rows, positions and the task's record in one database
 
-Rules of this file: one of the three that import rocksdict; raw mode always (any other mode unpickles the bytes
+Rules of this file: one of the four that import rocksdict; raw mode always (any other mode unpickles the bytes
 that it reads); every error of the binding leaves as one of ours; this file moves and removes no file of the
 directory. It must not know store types, logs or positions.
 
@@ -11,7 +10,6 @@ Facts about the binding, each held by a test:
 - One live reference to a family keeps the directory's LOCK: `close()` ends scans and drops them all.
 - `close()` of a handle fails as "Already borrowed" while another thread is inside a call on it, and flushes
   unless background work was cancelled first.
-- A family that is reopened without its options has neither cache nor filter: every open names all families.
 - More facts stand where they matter: scans in scan.py, files in files.py, errors in errors.py.
 """
 
@@ -38,29 +36,19 @@ from standfast.store.process.tracebacks import clear_frames, is_foreign
 from standfast.store.rocks.damage import DamageNotes, refuse_noted
 from standfast.store.rocks.errors import STALLS_PROPERTY, damaged_file, stalled_ms, translate
 from standfast.store.rocks.files import CONFIG_FILE, bound_info_log, link, refuse_foreign
+from standfast.store.rocks.opening import (
+    LEVEL0_FAMILIES_MAX,
+    LEVEL0_FILES,
+    RocksShared,
+    list_families,
+    opened,
+    set_level0,
+    set_level0_options,
+)
 from standfast.store.rocks.scan import RocksScan
 from standfast.store.rocks.seal import Sealer, check_seal
-from standfast.store.rocks.sst import ingest, table_options
+from standfast.store.rocks.sst import ingest
 
-MEMORY_BYTES_MIN = 1 << 20
-WAL_BYTES_MAX = 32 << 20  # a reopen after a kill replays at most this: 180 MB took 4.5 s, 5 MB 58 ms
-# A memtable. Each file of level 0 is one of them, and so many fewer compactions rewrite the level below. Measured with
-# 1,000,000 rows of 124 bytes and random keys: an insert takes 0.1 us more than with 8 MiB, 0.2 to 0.5 in batches of
-# 1,000, and compactions 0.5 us a row less.
-WRITE_BUFFER_BYTES = 16 << 20
-WRITE_BUFFERS_MAX = 3  # one to write to while two are flushed
-ARENA_BLOCK_BYTES = 128 << 10  # a task may have a hundred small segment families, each with a memtable
-OPEN_FILES_MAX = 512
-# Measured on rows of JSON: level 1 takes a fifth less of a compaction's processor time than zstd's default, 3, and
-# files are 5 % larger.
-ZSTD_LEVEL, ZSTD_WINDOW_BITS = 1, -14
-# Files of level 0 at which compaction begins, writes slow down, and writes stop: while restoring, and otherwise. Each
-# compaction of level 0 rewrites the level below, 256 MiB at most, for few files of WRITE_BUFFER_BYTES. Measured with
-# 1,000,000 rows of 124 bytes and random keys: 3.1 s of processor time with 8 files, 3.7 with 4, RocksDB's default; in a
-# restore 1.4 s with 16 instead of 2.0. A get looks into the filters of that many more files.
-LEVEL0_FILES = {True: (16, 28, 44), False: (8, 20, 36)}
-# With more families the defaults stay: RocksDB writes each setting with those of all families (200: 13 s to set them).
-LEVEL0_FAMILIES_MAX = 32
 # A batch of this many rows of one family is sorted first. Measured with batches of 1,000 rows and random keys: write,
 # flush and compaction take 2.8 us a row instead of 3.2.
 SORT_ROWS_MIN = 500
@@ -94,66 +82,6 @@ _DATABASE_PROPERTIES = (
 )
 # Properties of which one is above 0 while RocksDB flushes or compacts, or has to.
 AT_WORK = ("mem-table-flush-pending", "compaction-pending", "num-running-flushes", "num-running-compactions")
-
-
-class RocksShared:
-    """Memory that all tasks of a process share: `memory_bytes` bounds cached blocks and write buffers together.
-
-    Half of it may be write buffers (charged to the cache); the cache may pass the bound while scans pin blocks.
-    """
-
-    def __init__(self, memory_bytes: int) -> None:
-        if memory_bytes < MEMORY_BYTES_MIN:
-            raise InvalidRequest(f"memory of {memory_bytes} bytes is too small: give at least {MEMORY_BYTES_MIN}")
-        self.memory_bytes = memory_bytes
-        self._cache = rocksdict.Cache(memory_bytes)
-        # False: buffers over their half must not stall the writes of all tasks.
-        self._buffers = rocksdict.WriteBufferManager.new_write_buffer_manager_with_cache(
-            memory_bytes // 2, False, self._cache
-        )
-
-    def usage_bytes(self) -> int:
-        """Bytes in use now: cached blocks, filters, indexes and write buffers."""
-        return self._cache.get_usage()
-
-    def options(self, *, read_only: bool = False, careful: bool = False, whole_wal: bool = False) -> rocksdict.Options:
-        """Options of a database and of each of its families; a family opened without them has no cache or filter.
-
-        `careful` and `whole_wal` as for RocksEngine.
-        """
-        table = table_options()
-        table.set_block_cache(self._cache)
-        # Else indexes and filters are beside the cache, and `memory_bytes` bounds nothing once files are many.
-        table.set_cache_index_and_filter_blocks(True)
-        table.set_pin_l0_filter_and_index_blocks_in_cache(True)
-        options = rocksdict.Options(raw_mode=True)
-        options.create_if_missing(not read_only)
-        options.set_block_based_table_factory(table)
-        options.set_write_buffer_manager(self._buffers)
-        options.set_paranoid_checks(not careful)
-        options.set_disable_auto_compactions(careful)
-        options.set_write_buffer_size(WRITE_BUFFER_BYTES)
-        options.set_max_write_buffer_number(WRITE_BUFFERS_MAX)
-        _set_level0_options(options, LEVEL0_FILES[False])
-        options.set_arena_block_size(ARENA_BLOCK_BYTES)
-        options.set_max_total_wal_size(WAL_BYTES_MAX)
-        options.set_wal_recovery_mode(
-            rocksdict.DBRecoveryMode.tolerate_corrupted_tail_records()
-            if whole_wal
-            else rocksdict.DBRecoveryMode.point_in_time()
-        )
-        options.set_level_compaction_dynamic_level_bytes(True)
-        options.set_compression_type(rocksdict.DBCompressionType.lz4())
-        options.set_bottommost_compression_type(rocksdict.DBCompressionType.zstd())
-        options.set_bottommost_compression_options(ZSTD_WINDOW_BITS, ZSTD_LEVEL, 0, 0, True)
-        options.set_max_background_jobs(2)
-        # A reader keeps all files open: then the owner may delete them without disturbing it.
-        options.set_max_open_files(-1 if read_only else OPEN_FILES_MAX)
-        options.set_keep_log_file_num(2)
-        # Both only write to LOG or memory for people; the figures are read as properties.
-        options.set_stats_dump_period_sec(0)
-        options.set_stats_persist_period_sec(0)
-        return options
 
 
 class _Family:
@@ -239,7 +167,7 @@ class RocksEngine:
             self._restoring = restoring and self._few_families(families)
             self._db = self._open_writable(families)
         try:
-            names = _list_families(self._scratch or self._path, self._options)
+            names = list_families(self._scratch or self._path, self._options)
             self._set_families({name: self._handle(name) for name in names})
         except Exception as error:
             self.close()
@@ -255,19 +183,19 @@ class RocksEngine:
 
     def _few_families(self, added: Collection[str]) -> bool:
         try:
-            names = _list_families(self._path, self._options) if (self._path / "CURRENT").exists() else []
+            names = list_families(self._path, self._options) if (self._path / "CURRENT").exists() else []
         except Exception as error:
             raise translate(error, f"opening {self._path}") from error
         return len({*names, *added}) <= LEVEL0_FAMILIES_MAX
 
     def _open_writable(self, families: Collection[str]) -> rocksdict.Rdict:
         """Open with files of level 0 as for a restore or not: a later change costs 2 ms a family."""
-        _set_level0_options(self._options, LEVEL0_FILES[self._restoring])
+        set_level0_options(self._options, LEVEL0_FILES[self._restoring])
         try:
             access = rocksdict.AccessType.read_write()
             return _open(self._path, self._options, access, f"opening {self._path}", families)
         finally:
-            _set_level0_options(self._options, LEVEL0_FILES[False])  # of families that are created later
+            set_level0_options(self._options, LEVEL0_FILES[False])  # of families that are created later
 
     @property
     def durable(self) -> bool:
@@ -289,7 +217,7 @@ class RocksEngine:
                 self._db.create_column_family(family, self._options)
                 self._set_families({**self._families, family: self._handle(family)})
                 if self._restoring:
-                    _set_level0(self._families[family].rows, LEVEL0_FILES[True])
+                    set_level0(self._families[family].rows, LEVEL0_FILES[True])
                 bound_info_log(self._path)
             except Exception as error:
                 raise translate(error, f"creating family {family!r} in {self._path}", self._path) from error
@@ -419,7 +347,7 @@ class RocksEngine:
         family = DEFAULT_FAMILY
         try:
             for family in self._families.keys() - {DEFAULT_FAMILY}:  # the default family has only a few rows
-                _set_level0(self._held(family, "setting options of"), LEVEL0_FILES[on])
+                set_level0(self._held(family, "setting options of"), LEVEL0_FILES[on])
         except Exception as error:
             raise self._error(error, family, "setting options of") from error
 
@@ -671,34 +599,6 @@ def _fill(batch: rocksdict.WriteBatch, changes: Rows, column: rocksdict.ColumnFa
             put(key, value, column)
 
 
-def _set_level0(rows: rocksdict.Rdict, files: tuple[int, int, int]) -> None:
-    names = ("file_num_compaction_trigger", "slowdown_writes_trigger", "stop_writes_trigger")
-    rows.set_options({f"level0_{name}": str(count) for name, count in zip(names, files, strict=True)})
-
-
-def _set_level0_options(options: rocksdict.Options, files: tuple[int, int, int]) -> None:
-    options.set_level_zero_file_num_compaction_trigger(files[0])
-    options.set_level_zero_slowdown_writes_trigger(files[1])
-    options.set_level_zero_stop_writes_trigger(files[2])
-
-
-def repair(path: Path, shared: RocksShared) -> None:
-    """Write a new MANIFEST from the existing table files and logs; unreadable files go to `lost/`.
-
-    Files of a dropped family, and files that a compaction replaced, count again if they still exist.
-    """
-    try:
-        for name in ("CURRENT", *(found.name for found in path.glob("MANIFEST-*"))):
-            files.remove(path / name, missing_ok=True)
-        rocksdict.Rdict.repair(str(path), shared.options())
-    except Exception as error:
-        raise translate(error, f"repairing {path}") from error
-
-
-def _list_families(path: Path, options: rocksdict.Options) -> list[str]:
-    return rocksdict.Rdict.list_cf(str(path), options)
-
-
 def _open(
     path: Path,
     options: rocksdict.Options,
@@ -710,37 +610,23 @@ def _open(
 
     A family left out of the open would lose cache and filter.
     """
-    try:
-        return _opened(path, options, access, where, added)
-    except Held as held:
-        if not held.by_us:
-            raise
-    for attempt in range(OPEN_AGAIN):
+    attempt = -1
+    while True:
+        try:
+            return opened(path, options, access, where, added)
+        except Held as held:
+            if not held.by_us or attempt == OPEN_AGAIN:
+                raise
+        if attempt >= 0:
+            # For a call of another thread, which ends once that thread gets the interpreter.
+            threading.Event().wait(OPEN_AGAIN_S)
+        attempt += 1
         # A signal handler interrupted a close, or an opening, whose handle then waits for the cycle collector.
         for engine in list(_closing):
             if engine._path == path:
                 engine.close()
         if attempt in COLLECT_AT:
             gc.collect()
-        try:
-            return _opened(path, options, access, where, added)
-        except Held as held:
-            if not held.by_us:
-                raise
-        # Or for a call of another thread, which ends once that thread gets the interpreter.
-        threading.Event().wait(OPEN_AGAIN_S)
-    return _opened(path, options, access, where, added)
-
-
-def _opened(
-    path: Path, options: rocksdict.Options, access: rocksdict.AccessType, where: str, added: Collection[str]
-) -> rocksdict.Rdict:
-    try:
-        files.make_folder(path, mode=0o777, parents=True, exist_ok=True)
-        names = _list_families(path, options) if (path / "CURRENT").exists() else [DEFAULT_FAMILY]
-        return rocksdict.Rdict(str(path), options, dict.fromkeys([*names, *added], options), access)
-    except Exception as error:
-        raise translate(error, where, path) from error
 
 
 def _open_read_only(path: Path, options: rocksdict.Options) -> tuple[Path, rocksdict.Rdict]:

@@ -8,49 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Protocol, Required, TypedDict, Unpack
 
 from standfast.store.engine import Engine
 from standfast.store.outside import Replaceable
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
+
+
+class EngineOptions(TypedDict, total=False):
+    """The arguments of `RocksEngine`, which says what each means."""
+
+    shared: Required[RocksShared]
+    read_only: bool
+    careful: bool
+    whole_wal: bool
+    restoring: bool
+    families: Collection[str]
 
 
 class OpenEngine(Protocol):
-    """The constructor of `RocksEngine`, which says what each argument means."""
+    """The constructor of `RocksEngine`."""
 
-    def __call__(
-        self,
-        path: Path,
-        *,
-        shared: RocksShared,
-        read_only: bool = False,
-        careful: bool = False,
-        whole_wal: bool = False,
-        restoring: bool = False,
-        families: Collection[str] = (),
-    ) -> Engine: ...
+    def __call__(self, path: Path, **options: Unpack[EngineOptions]) -> Engine: ...
 
 
 OPEN_ENGINE: Final = Replaceable[OpenEngine](RocksEngine)
 
 
-def open_engine(
-    path: Path,
-    *,
-    shared: RocksShared,
-    read_only: bool = False,
-    careful: bool = False,
-    whole_wal: bool = False,
-    restoring: bool = False,
-    families: Collection[str] = (),
-) -> Engine:
+def open_engine(path: Path, **options: Unpack[EngineOptions]) -> Engine:
     """Open the database of a directory; as `RocksEngine`."""
-    return OPEN_ENGINE.ask(
-        path,
-        shared=shared,
-        read_only=read_only,
-        careful=careful,
-        whole_wal=whole_wal,
-        restoring=restoring,
-        families=families,
-    )
+    return OPEN_ENGINE.ask(path, **options)

@@ -6,7 +6,7 @@ Facts about the binding, each held by a test: keys must ascend strictly; an empt
 a file is complete only after `finish`, so it is written under another name first; an ingest checks no block checksum;
 of overlapping files in one call the later wins.
 
-Rules of this file: one of the three that import rocksdict; it knows rows and files, no store type and no log. Threads
+Rules of this file: one of the four that import rocksdict; it knows rows and files, no store type and no log. Threads
 that build files use it beside an open database, so it opens none.
 """
 

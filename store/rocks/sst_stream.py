@@ -1,6 +1,6 @@
 """A writer of sorted files for rows that do not fit in memory: see `standfast.store.rocks.sst`.
 
-Rules of this file: one of the three that import rocksdict. Rows come in strictly ascending key order; layout and
+Rules of this file: one of the four that import rocksdict. Rows come in strictly ascending key order; layout and
 options are those of `sst.py`.
 """
 

@@ -19,9 +19,9 @@ from pathlib import Path
 from standfast.store import files, window_key
 from standfast.store.engine import DEFAULT_FAMILY, Engine, Row
 from standfast.store.errors import Corruption
-from standfast.store.rocks.engine import RocksShared, repair
 from standfast.store.rocks.files import copy_closed
 from standfast.store.rocks.open_engine import open_engine
+from standfast.store.rocks.opening import RocksShared, repair
 from standfast.store.rocks.seal import manifest_fault
 from standfast.store.rocks.wal import cut_off, wal_damage, wal_files
 from standfast.store.specs import StoreSpec

@@ -34,9 +34,9 @@ from standfast.store.file_errors import NoRoom, told
 from standfast.store.log import as_event, logger
 from standfast.store.memory import MemoryEngine
 from standfast.store.names import few
-from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.lookups import hidden_row
 from standfast.store.rocks.open_engine import open_engine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.rocks.wal import refuse_damaged_wal
 from standfast.store.specs import StoreSpec, as_stored, definition_changes
 from standfast.store.task import definitions_file

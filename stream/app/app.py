@@ -11,15 +11,12 @@ Rules of this file: declaration and life cycle; the loop itself is `standfast.st
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, Unpack, cast
 
 from standfast.replication.kafka.callbacks import with_settings
@@ -32,7 +29,7 @@ from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.log import LogFormat, as_event, logger, printed
 from standfast.store.names import check_name, check_topic
-from standfast.store.process.interrupts import Apart, Flag
+from standfast.store.process.interrupts import Apart, Flag, stopped_by_signals
 from standfast.store.process.parent import lent_channel
 from standfast.store.process.threads import THREADS, Threads
 from standfast.store.serde import Serde
@@ -67,13 +64,12 @@ from standfast.stream.task.settings import (
     twice_problems,
 )
 from standfast.stream.topology.assembly import Assembled, assemble, create_absent, external_topics
-from standfast.stream.topology.calls import async_problem, is_async
+from standfast.stream.topology.calls import check_processor, is_async
 from standfast.stream.topology.drops import Drops
-from standfast.stream.topology.nodes import OwnSource, Partitioner, ProcessorNode
+from standfast.stream.topology.nodes import Partitioner, ProcessorNode
 from standfast.stream.topology.policy import StepOptions
-from standfast.stream.topology.processor import Processor, has_timers, processor_problem
+from standfast.stream.topology.processor import Processor, has_timers
 from standfast.stream.topology.sources import SourceOptions, SourceSettings, TableOptions
-from standfast.stream.topology.stateless import ToTable
 from standfast.stream.topology.topology import Topology, TopologyBuilder
 from standfast.stream.trace import Tracing
 from standfast.stream.workers.command import Program, this_program
@@ -85,7 +81,6 @@ if TYPE_CHECKING:
 
 P = TypeVar("P", bound=type[Processor])
 POLL_MS = 50
-PARTITIONS_MAX = 10_000  # of a source of one's own: each is a task with a thread
 
 
 @checked(BadConfig)
@@ -258,8 +253,8 @@ class App:
         settings = self._source_settings(key, value, options)
 
         def register(processor: P) -> P:
-            self._check_processor(processor, f"source {name if isinstance(topic, Source) else topic!r}")
-            node = self._source_node(topic, name, partitions, settings)
+            check_processor(processor, f"source {name if isinstance(topic, Source) else topic!r}")
+            node = self.builder.add_any_source(topic, name, partitions, settings)
             called = processor.__name__
             there = self.builder.nodes.get(called)
             if isinstance(there, ProcessorNode) and there.make is processor:
@@ -286,7 +281,7 @@ class App:
         sink, policy = named_step(self.builder, topic, named)
 
         def register(processor: P) -> P:
-            self._check_processor(processor, f"sink {topic!r}")
+            check_processor(processor, f"sink {topic!r}")
             self.builder.add_sink(
                 sink,
                 topic,
@@ -320,7 +315,7 @@ class App:
         equal keys together puts a repartition topic before itself.
         """
         settings = self._source_settings(key, value, options)
-        node = self._source_node(topic, name, partitions, settings)
+        node = self.builder.add_any_source(topic, name, partitions, settings)
         spread = isinstance(topic, Source) and (partitions or 1) > 1
         return Stream(self.builder, node, self._defaults, settings.key, settings.value, rekeyed=spread)
 
@@ -340,21 +335,7 @@ class App:
         else:
             spec = store_of_kind(self.builder, name, [KeyValueStore], f"table {topic!r}")
         settings = SourceSettings(key=spec.key, value=spec.value, **options)
-        # The topic has every row already: a changelog beside it would double them.
-        if settings.timestamp is None and settings.invalid_timestamp == "fail":
-            spec = replace(spec, source_topic=topic)
-        elif spec.source_topic is not None:
-            raise BadConfig(
-                [
-                    f"table {topic!r}: with timestamp or invalid_timestamp the rows of store {name!r} are not those of "
-                    "its source topic: leave source_topic out of the store's declaration"
-                ]
-            )
-        source = self.builder.add_source(topic, settings)
-        self.builder.specs[name] = spec
-        node = self.builder.add_processor(
-            f"{name}-table", partial(ToTable, name), [source], [name], results=(spec.key, spec.value)
-        )
+        node, spec = self.builder.add_table(topic, spec, settings)
         return Table(self.builder, node, self._defaults, spec.key, spec.value, store=name)
 
     def topology(self) -> Topology:
@@ -545,10 +526,13 @@ class App:
             refuse_second_run(self.name)
             try:
                 count = worker_count(self.workers if workers is None else workers, cores(), self.settings)
-                if count == 1:
-                    self._run(self._run_caught)
-                else:
-                    self._run(partial(self._supervise, count, self.program or this_program()))
+                # Before anything is open: a signal that comes while the session opens ends the run as cleanly as a
+                # later one. To the end, so that a second signal does not break off the last commit or the closing.
+                with stopped_by_signals(self.stop):
+                    if count == 1:
+                        self._run_here()
+                    else:
+                        self._supervise(count, self.program or this_program())
             except Exception as error:
                 logger.error(
                     "application %s ends: %s: %s",
@@ -558,20 +542,11 @@ class App:
                     extra=as_event("app_failed", app=self.name, error_class=type(error).__name__),
                 )
                 raise
+            finally:
+                self.supervisor = None
             logger.info("application %s ended", self.name, extra=as_event("app_ended", app=self.name))
 
-    def _run(self, body: Callable[[], None]) -> None:
-        # Before anything is open: a signal that comes while the session opens ends the run as cleanly as a later one.
-        previous = self._catch_signals()
-        try:
-            body()
-        finally:
-            self.supervisor = None
-            # Last, so that a second signal does not break off the last commit or the closing.
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-
-    def _run_caught(self) -> None:
+    def _run_here(self) -> None:
         ended = False
         with closing_after(f"application {self.name}", lambda: self._end(commit=ended)):
             session = self.open()
@@ -706,44 +681,6 @@ class App:
     ) -> SourceSettings:
         key = self._defaults.key if key is None else key
         return SourceSettings(key=key, value=self._defaults.value if value is None else value, **options)
-
-    def _source_node(
-        self, given: str | Source, name: str | None, partitions: int | None, settings: SourceSettings
-    ) -> str:
-        """Add the node of a topic, or of a source of one's own. Raises BadConfig."""
-        if isinstance(given, Source):
-            if name is None:
-                raise BadConfig(
-                    [f"source {type(given).__name__} needs a name, name=...: its position is kept under that name"]
-                )
-            if type(given).run is Source.run:
-                raise BadConfig([f"source {name!r}: class {type(given).__name__} defines no run(self, context)"])
-            if partitions is not None and not is_whole(partitions, 1, PARTITIONS_MAX):
-                raise BadConfig([f"source {name!r}: partitions must be a whole number from 1, not {partitions!r:.100}"])
-            return self.builder.add_own_source(OwnSource(name, given, partitions or 1), settings)
-        if isinstance(given, type) and issubclass(given, Source):
-            raise BadConfig([f"source {given.__name__}: give an object of the class, {given.__name__}(...)"])
-        if name is not None or partitions is not None:
-            raise BadConfig([f"source {given!r}: name and partitions are for sources of one's own: a topic has both"])
-        return self.builder.add_source(given, settings)
-
-    @staticmethod
-    def _check_processor(processor: object, where: str) -> None:
-        problem = processor_problem(processor, "decorate")
-        if problem:
-            raise InvalidRequest(f"{where}: {problem}")
-        given = cast("type[Processor]", processor)
-        refuse([problem] if (problem := async_problem(given, given.stores or (), where)) else [])
-
-    def _catch_signals(self) -> dict[int, Any]:
-        # Python refuses handlers outside the main thread; there the program itself calls stop().
-        if threading.current_thread() is not threading.main_thread():
-            return {}
-
-        def stop(_number: int, _frame: FrameType | None) -> None:
-            self.stop()
-
-        return {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
 
 
 def open_telemetry(app: str, log: str | None) -> Tracing:

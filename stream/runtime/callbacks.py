@@ -7,10 +7,13 @@ Rules of this file: one thread, that of the task. It decides about no time: the 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, MutableSequence
+from functools import partial
 from typing import Any
 
 from standfast.replication.progress import LOOP, LeaseProgress
+from standfast.store.errors import InvalidRequest
 from standfast.store.process.in_hand import INPUT
 from standfast.stream.punctuation import Callback, PunctuationQueue, PunctuationType
 from standfast.stream.runtime.guard import Guard
@@ -45,10 +48,20 @@ class Callbacks:
             node.name: node.policy for node in topology.processors if node.policy is not None and node.policy.protects
         }
 
-    def punctuate(
+    def of(self, node: str, kind: PunctuationType, queue: PunctuationQueue, callback: Callback) -> Callback:
+        """The call of a punctuation. Raises InvalidRequest for a callback that cannot be one."""
+        if not callable(callback):
+            raise InvalidRequest(f"processor {node!r}: callback {callback!r} cannot be called")
+        if inspect.iscoroutinefunction(callback):
+            raise InvalidRequest(
+                f"processor {node!r}: callback {callback!r} is async def, and would never be awaited: forward a record "
+                "to an asynchronous step there"
+            )
+        return partial(self._punctuate, node, kind, queue, callback)
+
+    def _punctuate(
         self, node: str, kind: PunctuationType, queue: PunctuationQueue, callback: Callback, now_ms: int
     ) -> None:
-        """Call a punctuation that is due."""
         self._task.counters.punctuation_delay_seconds[(kind.value,)].observe(queue.late_ms / 1_000)
         with_record = self._set_aside(now_ms)
         outcome = "failed"

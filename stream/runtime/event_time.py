@@ -16,8 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from standfast.replication.log import Record as LogRecord
-from standfast.stream.control import parse_control
+from standfast.store.timestamps import writable
+from standfast.stream.control import control_headers, parse_control
 from standfast.stream.runtime.inputs import Input
+from standfast.stream.task.task import Task
+from standfast.stream.topology.nodes import SubTopology
 from standfast.stream.watermarks import (
     CLOCK_KEY,
     PROGRESS_PREFIX,
@@ -195,3 +198,16 @@ class EventTime:
                 self._send_signal(step.signal)
             else:
                 assert isinstance(step, AdvanceClock)  # the valve has set its clock itself
+
+
+def send_signal(
+    task: Task, topology: SubTopology, partitions_of: Mapping[str, int], signal: Signal, clock_ms: int | None
+) -> None:
+    """Write a signal to every partition: each downstream task waits for each upstream task."""
+    stamp = signal.watermark_ms if isinstance(signal, Watermark) else (clock_ms or 0)
+    headers = control_headers(str(task.id), signal)
+    written = writable(stamp, task.stores.limits.least_timestamp_ms)  # the header holds the watermark itself
+    for sink in topology.sinks:
+        if sink.internal is not None:
+            for partition in range(partitions_of[sink.topic]):
+                task.send(sink.topic, None, None, written, partition=partition, headers=headers)

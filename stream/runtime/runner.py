@@ -31,12 +31,10 @@ from standfast.replication.log import TopicInfo
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.progress import LOOP, LeaseProgress
 from standfast.store.clock import Clock
-from standfast.store.errors import Corruption, InternalError, InvalidRequest
+from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.failpoint import reach
-from standfast.store.process.in_hand import INPUT, OFFSET, STEP
+from standfast.store.process.in_hand import INPUT, OFFSET
 from standfast.store.process.in_hand import InHand as InHandWords
-from standfast.store.timestamps import writable
-from standfast.stream.control import control_headers
 from standfast.stream.deaths.exits import as_failures, failure_of
 from standfast.stream.punctuation import (
     STREAM_TIME,
@@ -49,14 +47,15 @@ from standfast.stream.punctuation import (
 from standfast.stream.record import Record
 from standfast.stream.runtime.call_loop import CANCEL_MS, START_MAX_MS, CallLoop
 from standfast.stream.runtime.callbacks import Callbacks
-from standfast.stream.runtime.event_time import EventTime
-from standfast.stream.runtime.guard import Guard, can_skip, failing
+from standfast.stream.runtime.event_time import EventTime, send_signal
+from standfast.stream.runtime.guard import Guard
 from standfast.stream.runtime.inputs import NEVER, Input, NamedInput, OwnInput, choose
 from standfast.stream.runtime.passing_time import PassingTime
 from standfast.stream.runtime.record_work import RecordWork
 from standfast.stream.runtime.skipped import Skipped
+from standfast.stream.runtime.step_policies import StepPolicies
 from standfast.stream.runtime.task_calls import TaskCalls
-from standfast.stream.runtime.task_status import InputStatus, TaskStatus, clocks_of
+from standfast.stream.runtime.task_status import TaskStatus, clocks_of, status_of
 from standfast.stream.runtime.timers import Timers
 from standfast.stream.steps import Steps, run_steps
 from standfast.stream.stream_time import Policy, TaskStreamTime
@@ -64,12 +63,10 @@ from standfast.stream.task.task import Task
 from standfast.stream.timer import EVENT_TIME, PROCESSING_TIME, TimerKind
 from standfast.stream.topology.calls import AsyncContext, Call
 from standfast.stream.topology.drops import Drops
-from standfast.stream.topology.nodes import ProcessorNode, SinkNode, SubTopology
-from standfast.stream.topology.policy import ErrorPolicy
+from standfast.stream.topology.nodes import SubTopology
 from standfast.stream.topology.processor import Context, Forward, InHand, Processor
 from standfast.stream.topology.wiring import wire
 from standfast.stream.trace import Inject, Tracing
-from standfast.stream.watermarks import Signal, Watermark
 
 
 @dataclass(slots=True)
@@ -122,7 +119,6 @@ class TaskRunner:
         self._unreadable = self._left_out.failed if self._tracing is None else self._traced_unreadable
         callbacks_of = (task, topology, self.in_hand, self._guard, self._left_out)
         self._callbacks = Callbacks(*callbacks_of, settings.shared, self.wall_ms)
-        self._nodes = {node.name: node for node in topology.processors}
         self._calls: TaskCalls | None = None  # where a step is asynchronous
         self._draining = False  # a commit waits for the results of all calls
         self._held: deque[Callable[[], object]] = deque()  # work that must not overtake the calls in flight
@@ -144,7 +140,6 @@ class TaskRunner:
         self.input_ends: Callable[[], Mapping[TopicPartition, int] | None] = self._fetched
         self._passing = PassingTime(topology, self._timers, self._clock, self._callbacks.without_record)
         self._build(positions)
-        self._time.restore(task.stream_times)
         self._reading: Input | None = None  # the input whose records are processed now
         self._run_records = 0  # processed in this run
         now_ms = self._clock.monotonic_ms()
@@ -162,7 +157,9 @@ class TaskRunner:
                 interval_ms=settings.watermark_interval_ms,
                 now_ms=now_ms,
                 fire=self._advance_time,
-                send=lambda signal: self._in_turn(partial(self._send_signal, signal)),
+                send=lambda signal: self._in_turn(
+                    lambda: send_signal(task, topology, settings.partitions_of, signal, self.watermark_ms())
+                ),
             )
         task.clocks = partial(clocks_of, self._time, self._event_time)
         work = RecordWork(self._guard, self._left_out, self._clock, self._event_time, self._in_turn)
@@ -405,12 +402,7 @@ class TaskRunner:
             stream_time_waits_for=self._time.holding_back(),
             event_time=None if self._event_time is None else self._event_time.statistics(),
             next_wall_clock_ms=None if wall_ms == NEVER else wall_ms,
-            inputs=tuple(
-                InputStatus(
-                    one.topic, one.partition, one.consumed, one.waiting, self._time.partition_ms(one.key), one.idle
-                )
-                for one in self.inputs.values()
-            ),
+            inputs=tuple(status_of(one, self._time) for one in self.inputs.values()),
             calls=() if self._calls is None else self._calls.status(),
         )
 
@@ -418,7 +410,7 @@ class TaskRunner:
 
     def caller(self, node: str, processor: Processor, context: AsyncContext) -> Forward:
         if self._calls is None:
-            self._calls = TaskCalls(self.task, self.in_hand, self._settings.calls, self._call_failed)
+            self._calls = TaskCalls(self.task, self.in_hand, self._settings.calls, self._policies.call_failed)
             self._guard.calls = self._calls
         return self._calls.add_step(node, processor, context)
 
@@ -427,17 +419,8 @@ class TaskRunner:
     ) -> Cancellable:
         self._check_inside("schedule a punctuation")
         due_ms = first_due(kind, self.wall_ms(), interval_ms, start_ms)
-        if not callable(callback):
-            raise InvalidRequest(f"processor {context.name!r}: callback {callback!r} cannot be called")
-        if inspect.iscoroutinefunction(callback):
-            raise InvalidRequest(
-                f"processor {context.name!r}: callback {callback!r} is async def, and would never be awaited: forward "
-                "a record to an asynchronous step there"
-            )
         queue = self._stream_queue if kind is STREAM_TIME else self._wall_queue
-        handle = queue.schedule(
-            due_ms, interval_ms, partial(self._callbacks.punctuate, context.name, kind, queue, callback)
-        )
+        handle = queue.schedule(due_ms, interval_ms, self._callbacks.of(context.name, kind, queue, callback))
         if kind is STREAM_TIME:
             self._stream_due_ms = min(self._stream_due_ms, due_ms)
         return handle
@@ -474,81 +457,19 @@ class TaskRunner:
         """The wall clock at the task's start plus monotonic time since: it never goes back."""
         return self._wall_offset_ms + self._clock.monotonic_ms()
 
-    def drop(self, node: str, reason: str, detail: str) -> None:
-        self._guard.drop(node, reason, detail)
-
-    def on_watermark(self, node: str, advance: Callable[[int], None]) -> None:
-        self._passing.on_watermark(node, advance)
-
-    def before_watermark(self, node: str, flush: Callable[[], None]) -> None:
-        self._passing.before_watermark(node, flush)
-
-    def on_silence(self, after_ms: int, close: Callable[[], None]) -> Callable[[], None]:
-        return self._passing.on_silence(after_ms, close)
-
-    def late(self, node: str, record: Record) -> bool:
-        found = self._nodes[node]
-        if found.late is None or found.given is None:
-            return False
-        self._left_out.late_at(node, found.late, found.given, record)
-        return True
-
     def on_flush(self, flush: Callable[[], None]) -> None:
         self._flushes.append(flush)
 
-    def giver(self, node: str, forward: Forward) -> Forward:
-        policy = self.topology.policy_at(node)
-        if not policy.protects:
-            return forward
-        serdes = self._nodes[node].results
-
-        def give(record: Record) -> None:
-            error = self._guard.attempt(forward, record)
-            if error is not None:
-                self._left_out.failed_at(policy, node, serdes, record, error)
-
-        return give
-
-    def read_result(self, node: str, read: Callable[..., Record | None], given: tuple[Any, ...]) -> Record | None:
-        try:
-            return read(*given)
-        except Corruption as error:
-            policy = self.topology.policy_at(node)
-            if not (policy.protects and can_skip(error)):
-                raise
-            self._left_out.callback_failed(policy, node, "result of a stored row", "result", error)
-            return None
-
     # --- inside ---
-
-    def _own_policy(self, node: ProcessorNode | SinkNode, forward: Forward) -> Forward:
-        policy = node.policy
-        if policy is None:
-            return failing(forward)
-        self._steps.append(node.name)
-        own = partial(self._attempt_step, node, policy, forward) if policy.protects else failing(forward)
-        return partial(self._within, len(self._steps), own)
-
-    def _within(self, step: int, forward: Forward, record: Record) -> None:
-        """Name the step while it has the record."""
-        words = self._words
-        around, words[STEP] = words[STEP], step
-        try:
-            forward(record)
-        finally:
-            words[STEP] = around
-
-    def _attempt_step(
-        self, node: ProcessorNode | SinkNode, policy: ErrorPolicy, forward: Forward, record: Record
-    ) -> None:
-        error = self._guard.attempt(forward, record)
-        if error is not None:
-            self._left_out.failed_at(policy, node.name, node.given, record, error)
 
     def _build(self, positions: Mapping[TopicPartition, int]) -> None:
         self._words = self._settings.in_hand.words
-        self._steps: list[str] = []  # those with a policy of their own, by their numbers
-        wired = wire(self.topology, self, self._settings.partitions_of, self._own_policy)
+        self._policies = policies = StepPolicies(self.topology, self._guard, self._left_out, self._words)
+        # Services of the contexts, beside those of this class.
+        self.drop, self.giver, self.read_result = self._guard.drop, policies.giver, policies.read_result
+        self.late, self.on_silence = policies.late, self._passing.on_silence
+        self.on_watermark, self.before_watermark = self._passing.on_watermark, self._passing.before_watermark
+        wired = wire(self.topology, self, self._settings.partitions_of, self._policies.own)
         for node, processor, context in wired.processors:
             self._processors.append(processor)
             self._contexts.append(context)
@@ -566,10 +487,11 @@ class TaskRunner:
                 process = self._tracing.processing(process, self._name, source.label, at.partition, self.in_hand)
             given = (at.partition, positions[at], process, self.wall_ms, policy)
             one = Input(source, *given) if source.own is None else OwnInput(source, source.own, *given)
-            named = (self._name, source.topic, at.partition, one.behind, self._steps)
+            named = (self._name, source.topic, at.partition, one.behind, self._policies.steps)
             one.in_hand = NamedInput(self._settings.in_hand, *named)
             self.inputs[source.topic] = one
             self._time.add(one.key)
+        self._time.restore(self.task.stream_times)
 
     def _timers_of(self, context: Context) -> Timers:
         try:
@@ -709,16 +631,6 @@ class TaskRunner:
     def _consumed(self) -> Mapping[TopicPartition, int]:
         return {TopicPartition(one.topic, one.partition): one.consumed for one in self.inputs.values()}
 
-    def _send_signal(self, signal: Signal) -> None:
-        stamp = signal.watermark_ms if isinstance(signal, Watermark) else (self.watermark_ms() or 0)
-        headers = control_headers(str(self.task.id), signal)
-        written = writable(stamp, self.task.stores.limits.least_timestamp_ms)  # the header holds the watermark itself
-        # To every partition: each downstream task waits for each upstream task.
-        for sink in self.topology.sinks:
-            if sink.internal is not None:
-                for partition in range(self._settings.partitions_of[sink.topic]):
-                    self.task.send(sink.topic, None, None, written, partition=partition, headers=headers)
-
     # --- asynchronous steps ---
 
     @property
@@ -746,15 +658,6 @@ class TaskRunner:
     def _ends(self) -> Mapping[TopicPartition, int] | None:
         # Results in flight are records on their way: no silence.
         return None if self.in_flight else self.input_ends()
-
-    def _call_failed(self, call: Call) -> None:
-        """Skip the record of a call that failed for good, as its policy says, or raise the error."""
-        error = failure_of(call.error or InternalError(f"{call}: it was cancelled while its task runs"))
-        policy = self.topology.policy_at(call.step.name)
-        if not isinstance(error, Exception) or not policy.protects or not can_skip(error):
-            raise error
-        given = next(one.given for one in self.topology.processors if one.name == call.step.name)
-        self._left_out.failed_at(policy, call.step.name, given, call.record, error, "call")
 
     def _name_call(self, call: Call | None, error: BaseException) -> None:
         if call is None:

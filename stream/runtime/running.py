@@ -47,8 +47,7 @@ class RunningTask:
     def rests(self) -> bool:
         """Whether it takes no records: it stands still for a checkpoint, or the next owner begins at its last commit.
 
-        Records that it processed after that commit would count twice if the move is taken back: the next run begins at
-        the commit.
+        Records processed after that commit would be counted twice if the move is taken back: the next run begins there.
         """
         return self.hold.stands or self.last
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from standfast.stream.runtime.event_time import EventTime
+from standfast.stream.runtime.inputs import Input
 from standfast.stream.runtime.task_calls import CallStatus
 from standfast.stream.stream_time import TaskStreamTime
 from standfast.stream.task.statistics import Clocks
@@ -63,3 +64,9 @@ def clocks_of(time: TaskStreamTime, event_time: EventTime | None) -> Clocks:
     held = None if event_time is None else event_time.holding_back()
     watermark_ms = None if event_time is None else event_time.clock_ms
     return Clocks(time.now_ms, time.holding_back(), watermark_ms, None if held is None else str(held))
+
+
+def status_of(one: Input, time: TaskStreamTime) -> InputStatus:
+    """The state of one input."""
+    largest_ms = time.partition_ms(one.key)
+    return InputStatus(one.topic, one.partition, one.consumed, one.waiting, largest_ms, one.idle)

@@ -28,7 +28,7 @@ from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.process.threads import THREADS, Threads
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.store.task.task_stores import TaskStores

@@ -27,7 +27,7 @@ from standfast.store.clock import Clock
 from standfast.store.errors import Closed, InvalidRequest, StandfastError
 from standfast.store.log import as_event, logger
 from standfast.store.process.threads import THREADS, Threads
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.task.state_dir import StateDir
 from standfast.store.task.task_stores import TaskStores
 from standfast.stream.snapshot_counts import FAILED, MADE, UNCHANGED, SnapshotCounts

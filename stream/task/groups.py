@@ -40,6 +40,11 @@ class TaskGroup:
     between: frozenset[str] = frozenset()
     sorting: frozenset[str] = frozenset()
 
+    @property
+    def has_unlogged(self) -> bool:
+        """Whether a store on disk has no changelog."""
+        return any(spec.engine == "rocksdb" and not spec.logging for spec in self.specs)
+
 
 def all_task_ids(groups: Mapping[int, TaskGroup]) -> frozenset[TaskId]:
     """Every task of every group."""

@@ -29,9 +29,9 @@ from standfast.store.failpoint import reach
 from standfast.store.file_errors import NoRoom
 from standfast.store.log import as_event, logger
 from standfast.store.names import few
-from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.errors import damaged_file
 from standfast.store.rocks.open_engine import open_engine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.rocks.seal import check_seal
 from standfast.store.rocks.wal import refuse_damaged_wal
 from standfast.store.task.salvage import Remains, copy_rows, copy_stores, open_remains

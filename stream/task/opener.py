@@ -8,7 +8,7 @@ Rules of this file: the plan is pure (`standfast.restore.plan`); this file carri
 log, or is damaged, is taken out of its directory (`standfast.stream.task.mending`) and the reason is reported; the
 other stores of the task stay as they are, and a refused plan changes nothing. Stores, partitions and changelogs are
 those of the task's own group. Where a source topic serves as changelog the restore ends at the group's committed
-offset, read here, after the previous owner was fenced. The state directory is as Kafka Streams' StateDirectory.
+offset, read after the previous owner was fenced. The state directory is as Kafka Streams' StateDirectory.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
 from standfast.replication.listeners import Listener
-from standfast.replication.log import LOST_END, Group, Log, OffsetsOpen, TopicInfo, TransactionOpen
+from standfast.replication.log import Group, Log, LogAdmin, OffsetsOpen, TopicInfo
 from standfast.replication.metadata_parts import group_metadata, with_pieces
-from standfast.replication.offsets import Bounds, TaskId, TopicPartition
+from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.permissions import Need, changelog_needs
-from standfast.replication.progress import WORK, LeaseProgress
+from standfast.replication.progress import LeaseProgress
 from standfast.replication.tail.applier import ChangelogApplier
 from standfast.replication.topics.changelog import (
     changelog_problems,
@@ -36,37 +35,22 @@ from standfast.replication.topics.claims import Claim, Claims, refusals
 from standfast.replication.topics.fixes import Fixes
 from standfast.replication.topics.foreign import foreign_changelogs
 from standfast.replication.topics.restoring import refuse_restoring
-from standfast.restore.accepted import note_accepted
 from standfast.restore.foreign_offsets import (
     ForeignOffsets,
     foreign_offsets,
     recorded_offsets,
     recorded_tags,
 )
-from standfast.restore.log_states import log_state
 from standfast.restore.lost_commits import LostCommits
-from standfast.restore.plan import (
-    CORRUPT,
-    HISTORY_MISSING,
-    LocalPosition,
-    LogState,
-    Plan,
-    Refuse,
-    Reinitialise,
-    Resume,
-    UpToDate,
-    local_position,
-    plan_changelog,
-)
+from standfast.restore.plan import CORRUPT, HISTORY_MISSING, LogState
 from standfast.store.buffer.rows import RowLimits
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskGuard
 from standfast.store.errors import BadConfig, Corruption, InvalidRequest, StandfastError, StateLost
 from standfast.store.failpoint import reach
 from standfast.store.log import as_event, logger
-from standfast.store.names import few
 from standfast.store.process.threads import Threads
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.rocks.seal import never_opened
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
@@ -76,15 +60,13 @@ from standfast.stream.snapshots.beginning import FromSnapshot, SnapshotsAway
 from standfast.stream.task.groups import TaskGroup
 from standfast.stream.task.key_forms import KeyForms
 from standfast.stream.task.mending import Loss, Mender
+from standfast.stream.task.planning import Planner, Plans, all_at_end, keep, lost_stores, settle
 from standfast.stream.task.rows_on_disk import RowsOnDisk
 from standfast.stream.task.settings import SessionSettings
 from standfast.stream.task.task import Task
 
 Ranges = dict[TopicPartition, tuple[int, int, str]]
 NOTHING = Loss()
-ENDS_MS, ENDS_PAUSE_MS = 1_000, 20  # for the ends of former owners' transactions, which are written by then
-# After a wait in vain: the tasks of a broker that lost the ends of many would together wait for longer than a lease.
-ENDS_REST_MS = 10_000
 
 
 @dataclass(slots=True)
@@ -158,7 +140,7 @@ class TaskOpener:
             accept_unreadable_rows=settings.accept_unreadable_rows,
         )
         self._snapshots = self._from_snapshots(snapshot_counts, downloads)
-        self._waits_from_ms = 0  # for ends of transactions; before that they are looked for once
+        self._planner = Planner(state_dir.path, self._reader, group, settings, clock, progress)
         self._specs: dict[int, tuple[StoreSpec, ...]] = {}  # of groups whose topics are known, with their forms of keys
         claims = partial(Claims, app, log, group, state_dir.instance_id, clock)
         self._forms = KeyForms(app, log, self._reader, state_dir.path, None if foreign else claims)
@@ -273,7 +255,7 @@ class TaskOpener:
     def _open(self, task: TaskId, *, owner: bool, loss: Loss, unwritten: Unwritten | None) -> Opened:
         topics = self.topics(task.group)
         # Only groups with rows that no log has look for a replacement that a crash interrupted.
-        lost = self._mender.take_back(task) if self._has_unlogged(task.group) else {}
+        lost = self._mender.take_back(task) if self.groups[task.group].has_unlogged else {}
         self._put_back(task)
         for _ in range(len(self.groups[task.group].specs) + 3):  # each round takes out one more store
             try:
@@ -316,7 +298,7 @@ class TaskOpener:
         stores without a changelog would go back to those of the snapshot, so a task with such stores stays refused.
         """
         path = self.state_dir.task_path(str(task))
-        if self._snapshots is None or self._has_unlogged(task.group) or not path.exists():
+        if self._snapshots is None or self.groups[task.group].has_unlogged or not path.exists():
             return False
         specs, logs = self._of_snapshots(task, topics)
         if not self._snapshots.usable(task, specs, logs):
@@ -350,7 +332,7 @@ class TaskOpener:
     ) -> tuple[Sequence[StoreSpec], Callable[[], Mapping[str, LogState]]]:
         """The stores of a task, and a look at their changelogs, by which a snapshot is judged."""
         specs = self._specs[task.group]
-        return specs, partial(self._log_states, task, specs, topics)
+        return specs, partial(self._planner.log_states, task, specs, topics)
 
     def closed(self, task: TaskId, refused: StandfastError, role: str) -> Task:
         """A refused task, closed, with its rows in place and the error to show."""
@@ -367,18 +349,19 @@ class TaskOpener:
     def plan_again(self, task: Task) -> tuple[Ranges, bool] | Loss:
         """Plan a promoted standby: the ranges left to restore, or the lost part of its state."""
         try:
-            plans = self._plans(task.stores, task.applier, self._topic_infos(task.applier), owner=True)
+            plans = self._planner.plans(
+                task.stores, task.applier, _topic_infos(self.log.admin, task.applier), owner=True
+            )
         except Corruption as damage:
             return Loss.by(damage)
         if task.applier.limited:  # of other stores no plan depends on it, and a request would delay the take-over
             self._refuse_foreign(task.id, task.stores, task.applier, plans)
-        _refuse(task.id, plans)
-        note_accepted(self.state_dir.path, task.applier, plans, self._clock.wall_ms())
-        lost = _lost(plans, task.applier)
+        self._planner.accept(task.id, task.applier, plans)
+        lost = lost_stores(plans, task.applier)
         if lost:
-            return Loss(lost, planned=True, keep=_keep(plans))
-        _settle(task.applier, plans, self._clock.wall_ms())
-        return _ranges(plans, task.applier, {}), _all_at_end(plans)
+            return Loss(lost, planned=True, keep=keep(plans))
+        settle(task.applier, plans, self._clock.wall_ms())
+        return _ranges(plans, task.applier, {}), all_at_end(plans)
 
     def rows_on_disk(self) -> RowsOnDisk:
         """The closed tasks of the state directory."""
@@ -415,19 +398,18 @@ class TaskOpener:
             if self._snapshots is not None:
                 self._snapshots.refill(task, stores, lost, self._of_snapshots(task, topics)[1])
             applier = self._applier(task, stores, topics)
-            plans = self._plans(stores, applier, topics, owner=owner)
+            plans = self._planner.plans(stores, applier, topics, owner=owner)
             if owner:
                 self._refuse_foreign(task, stores, applier, plans)
-            _refuse(task, plans)
-            if owner and stores.unlogged and _all_at_end(plans):  # else its stores with a log are restored first
+            if owner and stores.unlogged and all_at_end(plans):  # else its stores with a log are restored first
                 self._refuse_lost_commits(task, stores)
-            note_accepted(self.state_dir.path, applier, plans, self._clock.wall_ms())
-            found = _lost(plans, applier)
+            self._planner.accept(task, applier, plans)
+            found = lost_stores(plans, applier)
             if found:
                 stores.close()
-                return Loss(found, planned=True, keep=_keep(plans))
+                return Loss(found, planned=True, keep=keep(plans))
             opened = self._task(task, stores, applier)
-            _settle(applier, plans, self._clock.wall_ms())
+            settle(applier, plans, self._clock.wall_ms())
         except Corruption as damage:
             stores.close()
             return Loss.by(damage)
@@ -435,29 +417,9 @@ class TaskOpener:
             stores.close()
             raise
         stores.bind_clock(opened.now_ms)
-        return Opened(opened, _ranges(plans, applier, lost), _all_at_end(plans), dict(lost))
+        return Opened(opened, _ranges(plans, applier, lost), all_at_end(plans), dict(lost))
 
-    def _log_states(
-        self, task: TaskId, specs: Sequence[StoreSpec], topics: Mapping[str, TopicInfo]
-    ) -> dict[str, LogState]:
-        """The changelogs of a task by store, as they are now."""
-        at = {name: TopicPartition(info.name, task.partition) for name, info in topics.items()}
-        bounds = self._reader.bounds(at.values())
-        limited = [at[spec.name] for spec in specs if spec.from_source]
-        committed = self._group.committed(limited) if limited else {}
-        limits = {one: committed[one].offset if one in committed else 0 for one in limited}
-        # The end above open transactions, too: a snapshot below it is not ahead of the log.
-        written = self._reader.written_ends(at.values())
-        return {
-            name: log_state(one, topics[name], bounds[one], limits.get(one), written[one]) for name, one in at.items()
-        }
-
-    def _has_unlogged(self, group: int) -> bool:
-        return any(spec.engine == "rocksdb" and not spec.logging for spec in self.groups[group].specs)
-
-    def _refuse_foreign(
-        self, task: TaskId, stores: TaskStores, applier: ChangelogApplier, plans: Mapping[TopicPartition, Plan]
-    ) -> None:
+    def _refuse_foreign(self, task: TaskId, stores: TaskStores, applier: ChangelogApplier, plans: Plans) -> None:
         """Refuse offsets of another client before rows move by them: the source topic of a table ends at the group's.
 
         Once more, and for all tasks together, when the task is whole (`Task.resume_from_log`).
@@ -496,12 +458,13 @@ class TaskOpener:
         """
         topics = self.topics(task.group)
         applier = self._applier(task, stores, topics)
-        plans = self._plans(stores, applier, topics, lost, had_rows)
-        _refuse(task, plans)
-        note_accepted(self.state_dir.path, applier, plans, self._clock.wall_ms())
-        return _keep(plans)
+        plans = self._planner.plans(stores, applier, topics, lost, had_rows)
+        self._planner.accept(task, applier, plans)
+        return keep(plans)
 
     def _task(self, task: TaskId, stores: TaskStores, applier: ChangelogApplier) -> Task:
+        # Topics whose offsets in the group are those of sources.
+        read = {topic for group in self.groups.values() for topic in group.topics or ()}
         return Task(
             task,
             stores,
@@ -513,14 +476,10 @@ class TaskOpener:
             listener=self._listener,
             foreign_offsets=self.foreign_offsets,
             lost_commits=self._lost_commits,
-            spare=[at.topic for at in applier.store_of if at not in applier.limited and at.topic not in self._read()],
+            spare=[at.topic for at in applier.store_of if at not in applier.limited and at.topic not in read],
             topics=self.groups[task.group].topics,
             keys_sorted=self._forms.topic_is_sorted,
         )
-
-    def _read(self) -> frozenset[str]:
-        """Topics whose offsets in the group are those of sources."""
-        return frozenset(topic for group in self.groups.values() for topic in group.topics or ())
 
     def _applier(self, task: TaskId, stores: TaskStores, topics: Mapping[str, TopicInfo]) -> ChangelogApplier:
         return ChangelogApplier(task, stores, topics, self._clock, self._reader)
@@ -558,164 +517,16 @@ class TaskOpener:
             made.apply({}, replace(made.cut, commit=-1))  # a snapshot has the rows of its time, whatever came after
         return made
 
-    def _topic_infos(self, applier: ChangelogApplier) -> Mapping[str, TopicInfo]:
-        infos = {}
-        for name, changelog in applier.changelogs.items():
-            info = self.log.admin.describe_topic(changelog.topic)
-            if info is None:
-                raise StateLost(
-                    f"changelog {changelog.topic} of store {name!r} no longer exists", reason="topic-deleted"
-                )
-            infos[name] = info
-        return infos
 
-    def _plans(
-        self,
-        stores: TaskStores,
-        applier: ChangelogApplier,
-        topics: Mapping[str, TopicInfo],
-        lost: Mapping[str, str] = MappingProxyType({}),
-        had_rows: Callable[[str], bool] | None = None,
-        *,
-        owner: bool = False,
-    ) -> dict[TopicPartition, Plan]:
-        """A plan for each changelog; `lost` are stores with unusable rows, `had_rows` as in `_refuse_loss`."""
-        # Read after the writer's opening has fenced the previous owner, so that no later commit can move it.
-        committed = self._group.committed(applier.limited) if applier.limited else {}
-        limits = {at: committed[at].offset if at in committed else 0 for at in applier.limited}
-        locals_ = {
-            at: _local_lost(applier, at, lost[name], had_rows, name)
-            if name in lost
-            else _local(stores, applier, at, name)
-            for at, name in applier.store_of.items()
-        }
-        bounds = self._bounds(applier, locals_, owner=owner)
-        # A commit is acknowledged before its end is written into every partition: this instance's own position may be
-        # above the readable end, for as long as the brokers take, such as after all of them were restarted.
-        reached = {at: max(limits.get(at, 0), local.position if local else 0) for at, local in locals_.items()}
-        written = self._written({at: offset for at, offset in reached.items() if offset > bounds[at].end})
-        stored = {at: found for at in locals_ if (found := applier.position(at)) is not None}
-        # Records of a leader epoch that ended below the position were lost by the log: the rows do not fit it.
-        diverged = self._reader.epoch_ends({at: found.tag for at, found in stored.items() if found.tag})
-        now_ms = self._clock.wall_ms()
-        plans: dict[TopicPartition, Plan] = {}
-        for changelog, name in applier.store_of.items():
-            state = log_state(
-                changelog,
-                topics[name],
-                bounds[changelog],
-                limits.get(changelog),
-                written.get(changelog, -1),
-                diverged.get(changelog),
-            )
-            plans[changelog] = plan_changelog(
-                locals_[changelog],
-                state,
-                now_ms=now_ms,
-                accept_empty_log=self._settings.accept_empty_log,
-                accept_missing_history=self._settings.accept_missing_history,
-            )
-        return plans
-
-    def _bounds(
-        self, applier: ChangelogApplier, local: Mapping[TopicPartition, LocalPosition | None], *, owner: bool
-    ) -> dict[TopicPartition, Bounds]:
-        """The bounds of the changelogs; of an owner's no record lies above them that it lacks. Raises TransactionOpen.
-
-        The brokers have ended the transactions of all former owners when a writer is open. One that they count as ended
-        although its end is missing (KAFKA-20734) hides acknowledged rows: a restore up to the readable end would
-        lose them without a word, and the next commit of the task would write the end for both. With the hidden
-        records in its own store, that commit is right: they were acknowledged.
-        """
-        bounds = self._reader.bounds(applier.store_of)
-        owned = [at for at in applier.store_of if at not in applier.limited] if owner else []
-        if not owned:
-            return bounds
-        seen = {at: one.seen if one is not None and not one.lost else 0 for at, one in local.items()}
-        # Once, as former owners write no more: beside a client that goes on writing, the two would never be equal.
-        written = self._reader.written_ends(owned)
-        began_ms = self._clock.monotonic_ms()
-        deadline_ms = began_ms + (ENDS_MS if began_ms >= self._waits_from_ms else 0)
-        while hidden := [at for at in owned if written[at] > max(bounds[at].end, seen[at])]:
-            if self._clock.monotonic_ms() >= deadline_ms:
-                if deadline_ms > began_ms:
-                    self._waits_from_ms = deadline_ms + ENDS_REST_MS
-                raise _hidden(hidden[0], bounds[hidden[0]].end, written[hidden[0]])
-            self.progress.step(WORK)
-            self._clock.sleep_ms(ENDS_PAUSE_MS)
-            bounds |= self._reader.bounds(hidden)
-        return bounds
-
-    def _written(self, reached: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Ends with open transactions, of partitions whose processed offset is above the readable end."""
-        written = self._reader.written_ends(reached) if reached else {}
-        for at, end in written.items():
-            logger.warning(
-                "%s: processed offset %d lies in a transaction that is still open, or above the end (%d): the store is "
-                "whole once every record below that offset can be read",
-                at,
-                reached[at],
-                end,
-                extra=as_event("offset_in_open_transaction", source=at, offset=reached[at]),
-            )
-        return written
+def _topic_infos(admin: LogAdmin, applier: ChangelogApplier) -> Mapping[str, TopicInfo]:
+    infos = {}
+    for name, changelog in applier.changelogs.items():
+        info = admin.describe_topic(changelog.topic)
+        if info is None:
+            raise StateLost(f"changelog {changelog.topic} of store {name!r} no longer exists", reason="topic-deleted")
+        infos[name] = info
+    return infos
 
 
-def _hidden(changelog: TopicPartition, readable: int, written: int) -> TransactionOpen:
-    return TransactionOpen(
-        f"{changelog}: offsets {readable} to {written - 1} are in a transaction that is open although its task has a "
-        "new owner, so the rows of the task are not known yet: the opening is tried again. If this persists, another "
-        f"client writes to the changelog, or {LOST_END}"
-    )
-
-
-def _local(stores: TaskStores, applier: ChangelogApplier, changelog: TopicPartition, name: str) -> LocalPosition | None:
-    stored = applier.position(changelog)
-    return None if stored is None else local_position(stored, rows=stores.has_rows(name))
-
-
-def _local_lost(
-    applier: ChangelogApplier, changelog: TopicPartition, lost: str, had_rows: Callable[[str], bool] | None, name: str
-) -> LocalPosition | None:
-    """A store with unusable rows; if none of its positions is known, its rows may be the last copy."""
-    stored = applier.position(changelog)
-    if had_rows is not None:
-        return LocalPosition(position=0, topic_id="", at_ms=0, rows=had_rows(name), lost=lost)
-    return None if stored is None else local_position(stored, rows=True, lost=lost)
-
-
-def _settle(applier: ChangelogApplier, plans: Mapping[TopicPartition, Plan], now_ms: int) -> None:
-    """Move positions past their markers, and give those at their end, stamped ahead of the clock, the present time."""
-    for changelog, plan in plans.items():
-        stored = applier.position(changelog)
-        if stored is None:
-            continue
-        # A log that begins right after the marker has no such offset any more.
-        if isinstance(plan, Resume) and plan.position > stored.offset:
-            applier.apply(changelog, (), plan.position)
-        # Later, when other owners have deleted rows, such a position would look younger than it is. Of a source topic
-        # that serves as changelog, records beyond the position may be there already: only its commits stamp it.
-        elif isinstance(plan, UpToDate) and stored.at_ms > now_ms and changelog not in applier.limited:
-            applier.confirm(changelog)
-
-
-def _refuse(task: TaskId, plans: Mapping[TopicPartition, Plan]) -> None:
-    refused = [plan for plan in plans.values() if isinstance(plan, Refuse)]
-    if refused:
-        raise StateLost(f"task {task}: " + few((plan.message for plan in refused), "; "), reason=refused[0].reason)
-
-
-def _lost(plans: Mapping[TopicPartition, Plan], applier: ChangelogApplier) -> dict[str, str]:
-    return {applier.store_of[at]: plan.reason for at, plan in plans.items() if isinstance(plan, Reinitialise)}
-
-
-def _keep(plans: Mapping[TopicPartition, Plan]) -> bool:
-    return any(isinstance(plan, Reinitialise) and plan.keep for plan in plans.values())
-
-
-def _all_at_end(plans: Mapping[TopicPartition, Plan]) -> bool:
-    return all(isinstance(plan, UpToDate) for plan in plans.values())
-
-
-def _ranges(plans: Mapping[TopicPartition, Plan], applier: ChangelogApplier, lost: Mapping[str, str]) -> Ranges:
+def _ranges(plans: Plans, applier: ChangelogApplier, lost: Mapping[str, str]) -> Ranges:
     return {at: (plan.position, plan.end, lost.get(applier.store_of[at], plan.reason)) for at, plan in plans.items()}

@@ -22,8 +22,8 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.clock import Clock, real_clock
 from standfast.store.errors import StandfastError, UnknownStore
 from standfast.store.log import as_event, logger
-from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.open_engine import open_engine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import Position, read_record
 from standfast.store.task.state_dir import StateDir, check_marker

@@ -30,7 +30,7 @@ from standfast.store.names import few
 from standfast.store.specs import StoreSpec
 from standfast.stream.record import Record
 from standfast.stream.topology.policy import OnError, StepOptions
-from standfast.stream.topology.processor import Context, Forward, Processor, Services, has_timers
+from standfast.stream.topology.processor import Context, Forward, Processor, Services, has_timers, processor_problem
 from standfast.stream.topology.stateless import no_pair
 
 PARALLEL_MAX = 10_000
@@ -329,6 +329,14 @@ def async_problem(given: type[Processor], stores: Collection[str], step: str) ->
     if has_timers(given):
         return f"{step}: the process of {name} is async def, so that it has no timers: set them in a step after it"
     return ""
+
+
+def check_processor(given: Any, where: str) -> None:
+    """Raise InvalidRequest, or BadConfig, for an object that is decorated and cannot be a processor."""
+    problem = processor_problem(given, "decorate")
+    if problem:
+        raise InvalidRequest(f"{where}: {problem}")
+    refuse([problem] if (problem := async_problem(given, given.stores or (), where)) else [])
 
 
 class MapAsync(Processor):

@@ -21,10 +21,12 @@ from typing import Any
 from standfast.replication.checkpoint_flow import Flow
 from standfast.replication.topics.app_topics import SOURCE_OFFSETS
 from standfast.store import serde
+from standfast.store.arguments import is_whole
 from standfast.store.errors import BadConfig
 from standfast.store.names import check_name, check_topic, few
 from standfast.store.serde import Serde
 from standfast.store.specs import KeyValueStore, StoreSpec
+from standfast.stream.source import Source
 from standfast.stream.topology.inherited import policies_of
 from standfast.stream.topology.nodes import (
     InternalKind,
@@ -43,6 +45,8 @@ from standfast.stream.topology.processor import Processor
 from standfast.stream.topology.sources import COMMITTED, EARLIEST, SourceSettings
 from standfast.stream.topology.stateless import ToTable
 from standfast.stream.topology.text import describe, mermaid
+
+PARTITIONS_MAX = 10_000  # of a source of one's own: each is a task with a thread
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,6 +147,46 @@ class TopologyBuilder:
             raise BadConfig([f"source {own.name!r}: {problem}" for problem in problems])
         self.nodes.setdefault(name, SourceNode(name, topic, settings, own=own))
         return name
+
+    def add_any_source(
+        self, given: str | Source, name: str | None, partitions: int | None, settings: SourceSettings
+    ) -> str:
+        """Add the node of a topic, or of a source of one's own. Raises BadConfig."""
+        if isinstance(given, Source):
+            if name is None:
+                raise BadConfig(
+                    [f"source {type(given).__name__} needs a name, name=...: its position is kept under that name"]
+                )
+            if type(given).run is Source.run:
+                raise BadConfig([f"source {name!r}: class {type(given).__name__} defines no run(self, context)"])
+            if partitions is not None and not is_whole(partitions, 1, PARTITIONS_MAX):
+                raise BadConfig([f"source {name!r}: partitions must be a whole number from 1, not {partitions!r:.100}"])
+            return self.add_own_source(OwnSource(name, given, partitions or 1), settings)
+        if isinstance(given, type) and issubclass(given, Source):
+            raise BadConfig([f"source {given.__name__}: give an object of the class, {given.__name__}(...)"])
+        if name is not None or partitions is not None:
+            raise BadConfig([f"source {given!r}: name and partitions are for sources of one's own: a topic has both"])
+        return self.add_source(given, settings)
+
+    def add_table(self, topic: str, spec: KeyValueStore, settings: SourceSettings) -> tuple[str, KeyValueStore]:
+        """Add a table over a topic; returns the node's name and the store, which has the topic as its changelog.
+
+        Not with rows that differ from those of the topic. Raises BadConfig.
+        """
+        # The topic has every row already: a changelog beside it would double them.
+        if settings.timestamp is None and settings.invalid_timestamp == "fail":
+            spec = replace(spec, source_topic=topic)
+        elif spec.source_topic is not None:
+            raise BadConfig(
+                [
+                    f"table {topic!r}: with timestamp or invalid_timestamp the rows of store {spec.name!r} are not "
+                    "those of its source topic: leave source_topic out of the store's declaration"
+                ]
+            )
+        source = self.add_source(topic, settings)
+        self.specs[spec.name] = spec
+        make, results = partial(ToTable, spec.name), (spec.key, spec.value)
+        return self.add_processor(f"{spec.name}-table", make, [source], [spec.name], results=results), spec
 
     def add_processor(
         self,

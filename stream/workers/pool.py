@@ -21,7 +21,6 @@ from typing import Protocol
 from standfast.replication.lease.renewal import BusyWatch
 from standfast.replication.offsets import TaskId
 from standfast.replication.pauses import FAILOVER, Left, PauseWatch
-from standfast.replication.placement.checkpoint import Order as CheckpointOrder
 from standfast.replication.placement.checkpoint import part_report
 from standfast.replication.progress import ALLOWED, LOOP, LeaseProgress
 from standfast.store import errors
@@ -142,8 +141,9 @@ class Pool:
         self._since: dict[TaskId, int] = {}
         self._left: dict[TaskId, Left] = {}
         self._unsettled_ms = clock.monotonic_ms()  # when a task was last seen not to run
-        self._spare = Spare(self._process, clock)
-        self.parts = PoolParts(self._send_checkpoint)
+        self._new_process = partial(_new_process, settings, clock, lambda: not self._since and settings.alone())
+        self._spare = Spare(self._new_process, clock)
+        self.parts = PoolParts(lambda order: self._send(checkpoint(order)))
         self._busy = BusyWatch()
         self._gate = InstanceGate()
         self._gone = SnapshotCounts()  # of the processes that have ended
@@ -216,11 +216,8 @@ class Pool:
 
     def seen(self) -> tuple[tuple[WorkerSeen, ...], dict[TaskId, str]]:
         """The workers, and the active tasks that are to run and do not, with their states ("": in no worker)."""
-        if self._seen is None:
-            self._seen = self._look()
-        return self._seen
-
-    def _look(self) -> tuple[tuple[WorkerSeen, ...], dict[TaskId, str]]:
+        if self._seen is not None:
+            return self._seen
         # Those that left a worker since the last `follow`, which an outage of the log may put off.
         left = dict.fromkeys(self._here - self.orders.held_active(), "")
         workers = tuple(
@@ -234,7 +231,8 @@ class Pool:
             )
             for slot in self._slots
         )
-        return workers, {**self._missing, **left}
+        self._seen = workers, {**self._missing, **left}
+        return self._seen
 
     @property
     def no_room(self) -> str:
@@ -250,9 +248,6 @@ class Pool:
     def gate_open(self) -> bool:
         """Whether the restore gate of the instance has been opened."""
         return self._gate.state.open
-
-    def _send_checkpoint(self, order: CheckpointOrder) -> None:
-        self._send(checkpoint(order))
 
     def _send(self, command: Command) -> None:
         for slot in self._slots:
@@ -336,48 +331,11 @@ class Pool:
         calm_ms = CALM_MS if any(slot.starts > 1 for slot in self._slots) else 0
         return now_ms - self._unsettled_ms >= calm_ms or now_ms - began_ms >= SETTLED_MS
 
-    def _process(self) -> WorkerProcess:
-        settings, progress = self._settings, LeaseProgress(shared=True)
-        ours = theirs = None
-        try:
-            if settings.lines is not None and settings.lines.serves:
-                ours, theirs = socket.socketpair()
-            line = -1 if theirs is None else theirs.fileno()
-            child = ProgramProcess(
-                settings.program.command,
-                settings.program.folder,
-                parse=parse_report,
-                clock=self._clock,
-                lend=(settings.lock, progress.fd, *([] if theirs is None else [line])),
-                variables=settings.variables,
-            )
-        except OSError:
-            progress.close()
-            if ours is not None:
-                ours.close()
-            raise
-        finally:
-            if theirs is not None:
-                theirs.close()
-        return WorkerProcess(child, progress, partial(self._opening, line), line=ours)
-
-    def _opening(self, line_fd: int, progress: LeaseProgress) -> bytes:
-        settings = self._settings
-        line = Open(
-            **settings.opened,
-            workers=settings.workers,
-            lock=settings.lock,
-            words=progress.fd,
-            alone=not self._since and settings.alone(),
-            line=line_fd,
-        )
-        return command_line(line)
-
     def _start(self, slot: _Slot, now_ms: int) -> None:
         settings, spare = self._settings, self._spare.take()
         slot.starts, self._seen = slot.starts + 1, None
         try:
-            slot.process = process = spare or self._process()
+            slot.process = process = spare or self._new_process()
         except OSError as error:
             self._give_up_or_restart(slot, 0, f"it could not be started: {error}", "")
             return
@@ -475,7 +433,7 @@ class Pool:
         if clean:
             logger.info("worker %d has ended", slot.name, extra=as_event("worker_ended", worker=slot.name))
         elif failed is not None and not _is_outage(failed):
-            self._fail(_raised(slot.name, failed))
+            self.error = self.error or _raised(slot.name, failed)
         elif failed is not None and not self._stopping:
             slot.start_ms = self._clock.monotonic_ms() + slot.restarts.log_away()
             logger.warning(
@@ -500,7 +458,7 @@ class Pool:
         if pause_ms is None:
             why = "while the application stopped" if self._stopping else slot.restarts.reason
             last = f"; its last lines:\n{words}" if words else ""
-            self._fail(WorkerFailed(f"worker {slot.name} ended ({how}), {why}{last}"))
+            self.error = self.error or WorkerFailed(f"worker {slot.name} ended ({how}), {why}{last}")
             return
         slot.start_ms = now_ms + pause_ms
         logger.error(
@@ -510,9 +468,6 @@ class Pool:
             f"in {duration_text(pause_ms)}" if pause_ms else "now",
             extra=as_event("worker_died", worker=slot.name, how=how, restart_ms=pause_ms),
         )
-
-    def _fail(self, error: BaseException) -> None:
-        self.error = self.error or error
 
     def _release(self, slot: _Slot, process: WorkerProcess) -> None:
         """Forget a process, which is killed if it lives; its tasks are free."""
@@ -530,6 +485,39 @@ class Pool:
                 self._between.frees(task, FAILOVER, self._clock.monotonic_ms())
         self.orders.ended(slot.number)
         self.changed, self._seen = True, None
+
+
+def _new_process(settings: PoolSettings, clock: Clock, alone: Callable[[], bool]) -> WorkerProcess:
+    progress = LeaseProgress(shared=True)
+    ours = theirs = None
+    try:
+        if settings.lines is not None and settings.lines.serves:
+            ours, theirs = socket.socketpair()
+        line = -1 if theirs is None else theirs.fileno()
+        child = ProgramProcess(
+            settings.program.command,
+            settings.program.folder,
+            parse=parse_report,
+            clock=clock,
+            lend=(settings.lock, progress.fd, *([] if theirs is None else [line])),
+            variables=settings.variables,
+        )
+    except OSError:
+        progress.close()
+        if ours is not None:
+            ours.close()
+        raise
+    finally:
+        if theirs is not None:
+            theirs.close()
+
+    def opening(progress: LeaseProgress) -> bytes:
+        workers, lock = settings.workers, settings.lock
+        return command_line(
+            Open(**settings.opened, workers=workers, lock=lock, words=progress.fd, alone=alone(), line=line)
+        )
+
+    return WorkerProcess(child, progress, opening, line=ours)
 
 
 def _is_outage(failed: Failed) -> bool:

@@ -40,7 +40,7 @@ from standfast.store.errors import Closed, Held, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.process import forks
 from standfast.store.process.figures import Figures
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir, owner_pid
 from standfast.store.timestamps import duration_text

@@ -19,7 +19,8 @@ from standfast.store.clock import ManualClock
 from standfast.store.engine import DEFAULT_FAMILY, Engine, KeyRange, Row
 from standfast.store.errors import Closed, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.memory import MemoryEngine
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.rocks.sst import write_sorted
 
 FAMILY = "aircraft"

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 from support.interruption import Interrupted, broken_off, record
 
 FAMILY = "aircraft"

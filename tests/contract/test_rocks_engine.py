@@ -16,7 +16,8 @@ import pytest
 import standfast.store.rocks.engine
 from standfast.store.engine import DEFAULT_FAMILY, Row
 from standfast.store.errors import Corruption, Held, InvalidRequest
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 
 FAMILY = "aircraft"
 MEMORY_BYTES = 32 << 20
@@ -172,7 +173,8 @@ def test_a_dropped_family_frees_its_space_when_its_last_scan_ends(
 CRASHER = """
 import os, signal, sys
 from pathlib import Path
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 engine = RocksEngine(Path(sys.argv[1]), shared=RocksShared(32 << 20))
 engine.create_family("a")
 engine.create_family("b")
@@ -279,7 +281,8 @@ OPENER = """
 import sys
 from pathlib import Path
 from standfast.store.errors import Held
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 try:
     RocksEngine(Path(sys.argv[1]), shared=RocksShared(32 << 20))
 except Held as error:

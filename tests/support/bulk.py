@@ -17,7 +17,7 @@ import standfast as sf
 from standfast.restore.digest import Digest, digest_rows
 from standfast.restore.replay.bulk import BulkLoader
 from standfast.restore.replay.bulk_plan import BulkSettings
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.specs import StoreSpec
 from standfast.store.task.task_stores import TaskStores
 

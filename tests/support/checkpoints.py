@@ -19,7 +19,8 @@ from standfast.restore.snapshot.checkpoints import Outcome, State, checkpoints, 
 from standfast.restore.snapshot.fetch import restore_task
 from standfast.restore.snapshot.planning import Judged
 from standfast.restore.snapshot.storage import Storage
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 
 TEXT, INT = sf.serde.string, sf.serde.int64
 COLORS = ("red", "green", "blue", "black", "white")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import standfast as sf
-from standfast.store.rocks import engine as rocks
+from standfast.store.rocks import opening as rocks
 
 VALUE_BYTES = 100
 BATCH = 2_000

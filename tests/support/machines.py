@@ -26,7 +26,7 @@ from standfast.replication.log import Record
 from standfast.restore.fold import Fold
 from standfast.store.buffer.rows import StoreIterator
 from standfast.store.errors import Closed
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import Position
 from standfast.store.task.task_stores import TaskStores

@@ -15,7 +15,7 @@ from typing import Any
 import standfast as sf
 from standfast.restore.snapshot.checkpoint import describe
 from standfast.restore.snapshot.manifest import Snapshot
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.task.commit_record import Position
 from standfast.store.task.task_stores import TaskStores
 

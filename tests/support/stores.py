@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from standfast.store import serde
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore, WindowStore
 from standfast.store.task.commit_record import CommitRecord, Position
 from standfast.store.task.task_stores import TaskStores

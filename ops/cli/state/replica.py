@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from standfast.ops.cli.arguments import log_of, prints, settings_of
 from standfast.store.errors import InvalidRequest
-from standfast.store.process.interrupts import Flag
+from standfast.store.process.interrupts import Flag, stopped_by_signals
 
 if TYPE_CHECKING:
     from standfast.ops.config.store_argument import StoreArgument
@@ -80,26 +78,13 @@ def run_replica(args: argparse.Namespace, out: Output) -> int:
         memory_bytes=settings.memory_bytes,
         accept_empty_log=args.accept_empty_log,
     )
-    with replica, OpsServer(replica, args.port, settings.host) as server, _stop_signals() as stop:
-        out.note(f"following {len(args.store)} stores of {settings.app}, pid {os.getpid()}, at {server.address}")
-        _follow(replica, server.address, state_dir, stop, out)
-    return 0
-
-
-@contextmanager
-def _stop_signals() -> Iterator[Flag]:
-    """A flag that SIGTERM and Ctrl-C set."""
     # A flag and no exception, which could be raised in the middle of an apply. A handler that sets an Event of the
     # standard library waits for ever where it comes in the middle of that event's wait.
     stop = Flag()
-    before = {
-        number: signal.signal(number, lambda _number, _frame: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with replica, OpsServer(replica, args.port, settings.host) as server, stopped_by_signals(stop.set):
+        out.note(f"following {len(args.store)} stores of {settings.app}, pid {os.getpid()}, at {server.address}")
+        _follow(replica, server.address, state_dir, stop, out)
+    return 0
 
 
 def _follow(replica: Replica, address: str, state_dir: Path, stop: Flag, out: Output) -> None:

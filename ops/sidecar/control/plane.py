@@ -35,7 +35,6 @@ from standfast.ops.sidecar.control.timers import Timers
 from standfast.ops.sidecar.engine.engine import Engine
 from standfast.ops.sidecar.engine.task_table import Table, TaskTable
 from standfast.ops.sidecar.worker.assign_each import HeldTasks
-from standfast.replication.log import Log
 from standfast.replication.shapes import plain
 from standfast.replication.tail.open_log import disk_guard
 from standfast.store.clock import Clock
@@ -76,7 +75,7 @@ class ControlPlane:
         assert config.app.name is not None
         self.config = config
         self.clock = clock
-        self.watch = LogWatch(self._log_watched, clock)
+        self.watch = LogWatch(lambda: self.session.session.log if self.session.is_open else None, clock)
         self.table = TaskTable(self.watch.now)
         self.engine = Engine(self.table, clock, source_group=config.app.name)
         self.engine.trouble = self.watch.now
@@ -114,18 +113,7 @@ class ControlPlane:
 
     def call(self, job: Callable[[], T]) -> Future[T]:
         """Run a job in the control thread."""
-        future: Future[T] = Future()
-
-        def run() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(job())
-            except BaseException as error:  # noqa: BLE001  raised again where the future is waited for
-                future.set_exception(error)
-
-        self._jobs.put(run)
-        return future
+        return _given_to(self._jobs.put, job)
 
     def heartbeat(self, generation: int) -> Lease:
         """Renew the lease, as of now, however long the control thread is busy. On the event loop.
@@ -162,9 +150,6 @@ class ControlPlane:
         """`UNAVAILABLE: log ...` or `CORRUPT: log ...`; empty if the log can be used."""
         found = self.watch.now()
         return "" if found is None else f"{reason_of(found).name}: {message_of(found)}"
-
-    def _log_watched(self) -> Log | None:
-        return self.session.session.log if self.session.is_open else None
 
     def stop(self) -> None:
         """End the threads, after the jobs that wait."""
@@ -305,16 +290,7 @@ class ControlPlane:
 
     def on_loop(self, job: Callable[[], T]) -> T:
         """Run a short job on the event loop, and wait for it."""
-        future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(job())
-            except BaseException as error:  # noqa: BLE001  raised again by the waiting thread
-                future.set_exception(error)
-
-        self._loop.call_soon_threadsafe(run)
-        return future.result(LOOP_S_MAX)
+        return _given_to(self._loop.call_soon_threadsafe, job).result(LOOP_S_MAX)
 
     def tick(self) -> None:
         """One round: leases, moves, tasks that failed, the table of the servers, timers."""
@@ -535,3 +511,19 @@ class ControlPlane:
     def _refuse_draining(self) -> None:
         if self.draining:
             raise Refused(DRAINING, "the sidecar is being stopped: connect again later")
+
+
+def _given_to(other: Callable[[Callable[[], None]], object], job: Callable[[], T]) -> Future[T]:
+    """Give a job to another thread."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(job())
+        except BaseException as error:  # noqa: BLE001  raised again where the future is waited for
+            future.set_exception(error)
+
+    other(run)
+    return future

@@ -88,7 +88,7 @@ class ControlRoutes:
 
     async def respond(self, call: Call, request: Request) -> Response:
         """The answer to one request. Raises errors of the library."""
-        body = await self._body(request, call)
+        body = await _body(request, call, self._plane.config.limits.http_body_max_bytes)
         return await call.handler(self, request, body)
 
     async def health(self, path: str, exclude: Collection[str]) -> Health:
@@ -214,7 +214,7 @@ class ControlRoutes:
             # Of standbys alone the refusal says how to read them.
             every = wanted.tasks if stale else wanted.active or wanted.tasks
             asked = every if partition is None else frozenset({partition})
-            self._check_whole(asked, stale)
+            _check_whole(self._plane, asked, stale)
             left = wanted.tasks - asked if partition is None else frozenset()
             try:
                 found = reads.document(target, query)
@@ -243,18 +243,6 @@ class ControlRoutes:
             made.headers["Retry-After"] = str(RETRY_AFTER_S)
         return made
 
-    def _check_whole(self, partitions: frozenset[int], stale: bool) -> None:
-        """Raise Refused if rows of one of these cannot be read here: an answer without them would be silently short."""
-        held = self._plane.session.held().tasks
-        for partition in sorted(partitions):
-            if not stale or partition not in self._plane.wanted.tasks:
-                self._plane.table.running(partition)  # raises the reason
-            elif partition not in held:
-                raise Refused(
-                    NOT_ACTIVE,
-                    f"partition {partition} is a standby here or restores: read it by itself (partition=N&stale=1)",
-                )
-
     async def verify(self, request: Request, body: schemas.Verify) -> Response:
         job = await self._call(
             lambda: self._answers.verification(schemas.given(body.store, None), schemas.given(body.partition, None))
@@ -281,22 +269,35 @@ class ControlRoutes:
     async def _call(self, job: Callable[[], Any]) -> Any:
         return await asyncio.wrap_future(self._plane.call(job))
 
-    async def _body(self, request: Request, call: Call) -> Any:
-        known = {query.name for query in call.query}
-        for name in request.query_params:
-            if name not in known and not call.path.endswith("{verb}"):
-                raise InvalidRequest(f"no parameter {name[:64]!r}; there are {few(sorted(known)) or 'none'}")
-        if call.body is None:
-            return {}
-        limit = self._plane.config.limits.http_body_max_bytes
-        pieces, size = [], 0
-        # Counted while it comes: a length that the client announces binds it to nothing.
-        async for piece in request.stream():
-            size += len(piece)
-            if size > limit:
-                raise Refused(TOO_LARGE, f"the body is over the limit of {limit} bytes")
-            pieces.append(piece)
-        return schemas.parse_body(b"".join(pieces), call.body)
+
+async def _body(request: Request, call: Call, limit: int) -> Any:
+    known = {query.name for query in call.query}
+    for name in request.query_params:
+        if name not in known and not call.path.endswith("{verb}"):
+            raise InvalidRequest(f"no parameter {name[:64]!r}; there are {few(sorted(known)) or 'none'}")
+    if call.body is None:
+        return {}
+    pieces, size = [], 0
+    # Counted while it comes: a length that the client announces binds it to nothing.
+    async for piece in request.stream():
+        size += len(piece)
+        if size > limit:
+            raise Refused(TOO_LARGE, f"the body is over the limit of {limit} bytes")
+        pieces.append(piece)
+    return schemas.parse_body(b"".join(pieces), call.body)
+
+
+def _check_whole(plane: ControlPlane, partitions: frozenset[int], stale: bool) -> None:
+    """Raise Refused if rows of one of these cannot be read here: an answer without them would be silently short."""
+    held = plane.session.held().tasks
+    for partition in sorted(partitions):
+        if not stale or partition not in plane.wanted.tasks:
+            plane.table.running(partition)  # raises the reason
+        elif partition not in held:
+            raise Refused(
+                NOT_ACTIVE,
+                f"partition {partition} is a standby here or restores: read it by itself (partition=N&stale=1)",
+            )
 
 
 class EventStream(StreamingResponse):

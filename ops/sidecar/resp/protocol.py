@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 from standfast.ops.sidecar.engine.engine import Engine
 from standfast.ops.sidecar.resp.budget import Budget, request_bytes
 from standfast.ops.sidecar.resp.connection import Connection
-from standfast.ops.sidecar.resp.requests import BadRequest, RequestReader
+from standfast.ops.sidecar.resp.requests import BadRequest, HeldBytes, RequestReader
 from standfast.ops.sidecar.resp.turns import Turns
 
 POLL_S = 0.02
@@ -30,7 +30,6 @@ BACKLOG_BYTES_MAX = 1 << 20  # bytes since no request waited
 LIGHT_BYTES = 1 << 10  # of a read that is answered at once, before the large ones of others
 RAW_BYTES_MAX = 16 << 10  # that wait as they came, beyond which nothing more is read
 PIECE_BYTES = 4 << 10  # of requests that are read at a time where memory is scarce
-HALF_FREE_BYTES = 64 << 10  # of a command in part, or of waiting requests, that a full server still holds for a client
 LOGIN_ARGUMENTS_MAX = 16  # of a command before login
 LOGIN_COMMAND_BYTES = 4 << 10
 LOGIN_BYTES_MAX = 16 << 10  # in all, before login; replies to so few bytes are few, too
@@ -82,8 +81,8 @@ class RespProtocol(asyncio.BufferedProtocol):
     """See above. `data_received` runs for every read of the socket, so it is short."""
 
     __slots__ = (
-        "_asked", "_asked_bytes", "_came_bytes", "_half_bytes", "_half_since", "_paused", "_raw", "_reader",
-        "_scheduled", "_server", "_since", "_stalled", "_strange_s", "_transport", "connection", "ending",
+        "_asked", "_asked_bytes", "_held", "_paused", "_raw", "_reader", "_scheduled", "_server", "_since",
+        "_stalled", "_strange_s", "_transport", "connection", "ending",
     )  # fmt: skip
 
     def __init__(self, server: Host) -> None:
@@ -95,10 +94,8 @@ class RespProtocol(asyncio.BufferedProtocol):
         self._stalled = False  # the client does not read
         self._paused = False  # we do not read
         self._scheduled = False
-        self._came_bytes = 0  # since no request waited
+        self._held = HeldBytes(server.budget)
         self._raw = b""  # bytes that wait for their turn
-        self._half_bytes = 0  # of a command that came in part
-        self._half_since = 0
         self._asked = 0  # requests before login
         self._asked_bytes = 0
         self._strange_s = 0  # without login
@@ -133,7 +130,7 @@ class RespProtocol(asyncio.BufferedProtocol):
             return
         self._since = server.ticks
         server.engine.counters.bytes_in += len(data)
-        self._count_in(len(data))
+        self._held.count_in(len(data))
         if self._raw or not self._runs(connection):
             self._raw += data
             self._read_on(connection)
@@ -159,7 +156,7 @@ class RespProtocol(asyncio.BufferedProtocol):
             at = end
         self._raw = b"" if self.ending or connection.finishing else data[at:]
         if self._raw and not connection.backlog:
-            self._count_in(len(self._raw))  # the requests that were counted before are answered
+            self._held.count_in(len(self._raw))  # the requests that were counted before are answered
         self._read_on(connection)
 
     def _feed(self, connection: Connection, data: bytes) -> bool:
@@ -170,7 +167,7 @@ class RespProtocol(asyncio.BufferedProtocol):
             if connection.stores.grant is None:
                 data = self._before_login(connection, data)
             requests = self._reader.feed(data) if data else []
-            self._hold_half(ended=bool(requests))
+            self._held.hold_half(self._reader, self._server.ticks, ended=bool(requests))
         except BadRequest as error:
             counters.cut_off["protocol"] += 1
             self._give_up(connection, str(error))
@@ -180,19 +177,8 @@ class RespProtocol(asyncio.BufferedProtocol):
             connection.push(requests)
             self.advance()
             if connection.backlog:
-                self._count_in(sum(map(request_bytes, requests)) - len(data))
+                self._held.count_in(sum(map(request_bytes, requests)) - len(data))
         return True
-
-    def _hold_half(self, *, ended: bool) -> None:
-        """Count the command of which a part came; if there is no room for it, it is passed over and then refused."""
-        held, budget = self._reader.held, self._server.budget
-        if ended or not self._half_bytes:
-            self._half_since = self._server.ticks
-        if held > HALF_FREE_BYTES and not budget.takes(held - self._half_bytes):
-            self._reader.skip()
-            held = self._reader.held
-        budget.halves += held - self._half_bytes
-        self._half_bytes = held
 
     def _give_up(self, connection: Connection, why: str) -> None:
         """Answer an error after the requests that came whole, and end; the rest of the bytes is not held."""
@@ -202,13 +188,9 @@ class RespProtocol(asyncio.BufferedProtocol):
 
     def _release(self) -> None:
         """Hold no bytes of requests any more."""
-        self._server.budget.halves -= self._half_bytes
-        self._half_bytes, self._raw = 0, b""
+        self._held.forget_half()
+        self._raw = b""
         self._reader = RequestReader(self._server.limits.command_bytes)
-
-    def _count_in(self, size: int) -> None:
-        self._came_bytes += size
-        self._server.budget.backlog += size
 
     def _before_login(self, connection: Connection, data: bytes) -> bytes:
         """Answer one command after the other until a login; returns the bytes after it. Raises BadRequest."""
@@ -263,7 +245,7 @@ class RespProtocol(asyncio.BufferedProtocol):
         """See asyncio.Protocol."""
         self.ending = True
         self._transport = None
-        self._none_waits()
+        self._held.none_waits()
         self._release()
         if self.connection is not None:
             self._server.disconnect(self)
@@ -313,7 +295,7 @@ class RespProtocol(asyncio.BufferedProtocol):
             return "no login"
         if self._reader.partial:
             # Since it began, and not since its last byte: one byte a second would keep it for ever.
-            return "half a command" if ticks - self._half_since > limits.unfinished_s else None
+            return "half a command" if ticks - self._held.half_since > limits.unfinished_s else None
         # A quiet topic must not end a client that takes part in its task's session.
         if limits.idle_s and waited > limits.idle_s and not connection.binding.took_part:
             return "idle"
@@ -347,22 +329,18 @@ class RespProtocol(asyncio.BufferedProtocol):
         """Pause or resume reading by the backlog, of this client or of all. A client with nothing waiting is read."""
         backlog = connection.backlog
         if not backlog and not self._raw:
-            self._none_waits()
+            self._held.none_waits()
         full = backlog > BACKLOG_REQUESTS_MAX or (
-            backlog > 0 and (self._came_bytes > BACKLOG_BYTES_MAX or self._server.backlog_full)
+            backlog > 0 and (self._held.came_bytes > BACKLOG_BYTES_MAX or self._server.backlog_full)
         )
         full = full or len(self._raw) > RAW_BYTES_MAX  # with fewer reading goes on, so that a client's end is seen
         self._read(not (self._stalled or full or connection.finishing))
-
-    def _none_waits(self) -> None:
-        self._server.budget.backlog -= self._came_bytes
-        self._came_bytes = 0
 
     def _read(self, on: bool) -> None:
         if on is self._paused and self._transport is not None and not self._transport.is_closing():
             self._paused = not on
             if on:
-                self._since = self._half_since = self._server.ticks
+                self._since = self._held.half_since = self._server.ticks
                 self._transport.resume_reading()
             else:
                 self._transport.pause_reading()

@@ -21,12 +21,13 @@ from typing import Any
 
 import hiredis
 
-from standfast.ops.sidecar.resp.budget import ARGUMENT_BYTES
+from standfast.ops.sidecar.resp.budget import ARGUMENT_BYTES, Budget
 
 COMMAND_DEFAULT_BYTES = 16 << 20
 ARGUMENTS_MAX = 99_999
 COUNT_DIGITS_MAX = 5  # arguments of a command
 LENGTH_DIGITS_MAX = 8  # bytes of an argument, before they are measured against the bound for a whole command
+HALF_FREE_BYTES = 64 << 10  # of a command in part, or of waiting requests, that a full server still holds for a client
 SLICE_BYTES = 16 << 10  # headers within one slice make room of some 3 MB at most
 
 # A literal first byte each, which is found at the speed of memchr. The last one would be taken for an array.
@@ -294,3 +295,41 @@ class _Flat:
 
 def _too_large(command_bytes: int) -> str:
     return f"Protocol error: a command of more than {command_bytes} bytes: split it"
+
+
+class HeldBytes:
+    """The bytes of one client's requests in the budget. `came_bytes`: since no request waited."""
+
+    __slots__ = ("_budget", "_half_bytes", "came_bytes", "half_since")
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self.came_bytes = 0
+        self._half_bytes = 0  # of a command that came in part
+        self.half_since = 0
+
+    def count_in(self, size: int) -> None:
+        """Count bytes that came."""
+        self.came_bytes += size
+        self._budget.backlog += size
+
+    def none_waits(self) -> None:
+        """All requests that came are answered."""
+        self._budget.backlog -= self.came_bytes
+        self.came_bytes = 0
+
+    def hold_half(self, reader: RequestReader, ticks: int, *, ended: bool) -> None:
+        """Count the command of which a part came; if there is no room for it, it is passed over and then refused."""
+        held, budget = reader.held, self._budget
+        if ended or not self._half_bytes:
+            self.half_since = ticks
+        if held > HALF_FREE_BYTES and not budget.takes(held - self._half_bytes):
+            reader.skip()
+            held = reader.held
+        budget.halves += held - self._half_bytes
+        self._half_bytes = held
+
+    def forget_half(self) -> None:
+        """The command in part is not held any more."""
+        self._budget.halves -= self._half_bytes
+        self._half_bytes = 0

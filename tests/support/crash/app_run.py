@@ -36,7 +36,7 @@ from standfast.store.clock import SystemClock
 from standfast.store.errors import Unavailable
 from standfast.store.failpoint import VARIABLE
 from standfast.store.names import changelog_topic
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.task.task_stores import TaskStores
 from standfast.stream.runtime import event_time
 from standfast.stream.task.states import TaskState

@@ -46,7 +46,7 @@ from standfast.store import serde
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, Corruption, Fenced, InvalidRequest, NotReady, StateLost, Unavailable
 from standfast.store.rocks import engine as rocks
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.specs import KeyValueStore
 from standfast.store.task import task_stores
 from standfast.store.task.task_stores import TaskStores

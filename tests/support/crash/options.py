@@ -19,8 +19,8 @@ from typing import Any
 
 import rocksdict
 
-from standfast.store.rocks import engine, sst
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks import opening, sst
+from standfast.store.rocks.opening import RocksShared
 from standfast.stream.task.settings import SessionSettings
 
 OPTIONS = "STANDFAST_CRASH_OPTIONS"
@@ -81,17 +81,17 @@ def use() -> None:
 
 def _use_rocks(drawn: Mapping[str, Any]) -> None:
     for module, name in (
-        (engine, "WRITE_BUFFER_BYTES"),
-        (engine, "WRITE_BUFFERS_MAX"),
-        (engine, "ARENA_BLOCK_BYTES"),
-        (engine, "WAL_BYTES_MAX"),
+        (opening, "WRITE_BUFFER_BYTES"),
+        (opening, "WRITE_BUFFERS_MAX"),
+        (opening, "ARENA_BLOCK_BYTES"),
+        (opening, "WAL_BYTES_MAX"),
         (sst, "BLOCK_BYTES"),
         (sst, "BLOOM_BITS_PER_KEY"),
     ):
         if name.lower() in drawn:
             setattr(module, name, drawn[name.lower()])
     if "level0_files" in drawn:
-        engine.LEVEL0_FILES[False] = tuple(drawn["level0_files"])
+        opening.LEVEL0_FILES[False] = tuple(drawn["level0_files"])
     usual = RocksShared.options
 
     def options(self: RocksShared, **given: bool) -> rocksdict.Options:

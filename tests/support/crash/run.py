@@ -31,7 +31,7 @@ from standfast.replication.tail.open_log import open_log
 from standfast.restore.digest import digest_rows
 from standfast.store.failpoint import VARIABLE
 from standfast.store.names import changelog_topic
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.specs import StoreSpec, VersionedStore
 from standfast.store.task.task_stores import AnyStore, TaskStores
 from standfast.stream.session.session import Session

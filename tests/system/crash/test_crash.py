@@ -35,7 +35,8 @@ import pytest
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import BadConfig
 from standfast.store.failpoint import NAMES, VARIABLE, parse
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.task.commit_record import CUT_KEY, CommitRecord, Position
 from support.crash.child import APP, EXIT_FENCED, LEASE_MS, MEMORY_BYTES, PARTITIONS, open_session, open_task
 from support.crash.damage import Damage, store_of, wrong_consequences

@@ -24,7 +24,8 @@ from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.planning import Judged, Retention
 from standfast.restore.snapshot.prune import prune
 from standfast.store.clock import SystemClock
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 from support.crash.seeds import seed_of_run
 from support.crash.snapshot_child import APP, STORE, session_of
 from support.places import SUPPORT

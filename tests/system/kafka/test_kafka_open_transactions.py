@@ -23,7 +23,7 @@ from standfast.ops.sidecar.worker.assign_each import SidecarSession, assign_each
 from standfast.replication.kafka.reader import KafkaReader
 from standfast.replication.log import Committed, Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.stream.task import opener
+from standfast.stream.task import planning
 from support.kafka_bench import STORES, WAIT_S, KafkaBench, rows, transaction
 from support.waits import until
 
@@ -73,7 +73,7 @@ def test_many_tasks_whose_rows_are_hidden_wait_for_the_ends_together(
     bench: KafkaBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One after the other they would hold up the tasks behind them, and the lease."""
-    monkeypatch.setattr(opener, "ENDS_MS", 4_000)
+    monkeypatch.setattr(planning, "ENDS_MS", 4_000)
     shared: dict[str, Any] = {"partitions": 4, "placement": "shared", "restart_grace_ms": 0}
     bench.session("first", **shared).close()
     foreign = [transaction(bench, "hidden", partition=number) for number in range(3)]

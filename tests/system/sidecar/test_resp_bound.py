@@ -13,8 +13,8 @@ import pytest
 
 from standfast.ops.sidecar.resp.budget import Budget, request_bytes
 from standfast.ops.sidecar.resp.connection import Connection
-from standfast.ops.sidecar.resp.protocol import HALF_FREE_BYTES, RespProtocol
-from standfast.ops.sidecar.resp.requests import SKIPPED, RequestReader
+from standfast.ops.sidecar.resp.protocol import RespProtocol
+from standfast.ops.sidecar.resp.requests import HALF_FREE_BYTES, SKIPPED, RequestReader
 from standfast.ops.sidecar.resp.server import RespLimits
 from standfast.ops.sidecar.resp.turns import SLICE_MS, Turns
 from standfast.store.clock import ManualClock

@@ -105,7 +105,8 @@ def test_verify_rebuild_and_pipeline_run_on_a_server(server: str, bench: Bench, 
 
 @pytest.mark.long
 def test_planted_difference_is_found_and_a_damaged_store_is_our_error(server: str, bench: Bench, state: Path) -> None:
-    from standfast.store.rocks.engine import RocksEngine, RocksShared
+    from standfast.store.rocks.engine import RocksEngine
+    from standfast.store.rocks.opening import RocksShared
 
     engine = RocksEngine(state / "app/0_0", shared=RocksShared(8 << 20))
     engine.write({"kv": {b"extra": b"\0" * 8 + b"row"}})

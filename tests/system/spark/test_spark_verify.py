@@ -32,7 +32,8 @@ from standfast.restore.verify.at_rest import find_tasks
 from standfast.restore.verify.preflight import preflight
 from standfast.restore.verify.verify import StoreVerdict, verify_task
 from standfast.store import window_key
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.types.kinds import open_store
 from standfast.store.types.segments import family_name, segment_interval_ms
 from standfast.store.value_timestamp import TIMESTAMP

@@ -26,7 +26,8 @@ from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.restore.spark.verify import Verified
 from standfast.store.clock import ManualClock
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 from support.sessions import START_MS, Bench
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -29,7 +29,8 @@ from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import SystemClock
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.types.segments import store_of_family
 from support.groups import costly
 

@@ -8,7 +8,7 @@ import sys
 # A signal before the n-th line of the wait, for each n.
 CHILD = """
 import signal, sys
-from standfast.ops.cli.state.replica import _stop_signals
+from standfast.store.process.interrupts import Flag, stopped_by_signals
 
 at, passed = 0, 1
 while passed > at:
@@ -22,7 +22,8 @@ while passed > at:
                 signal.raise_signal(signal.SIGTERM)
         return trace
 
-    with _stop_signals() as stop:
+    stop = Flag()
+    with stopped_by_signals(stop.set):
         sys.settrace(trace)
         stop.wait(0.001)
         sys.settrace(None)

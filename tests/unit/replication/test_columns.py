@@ -15,7 +15,7 @@ from standfast.replication.columns import LazyColumns, RecordColumns, Span, gapl
 from standfast.replication.kafka.native_library import native
 from standfast.replication.log import Record
 from standfast.store import serde
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.specs import KeyValueStore
 from standfast.store.task.commit_record import CommitRecord
 from standfast.store.task.task_stores import TaskStores

@@ -18,7 +18,7 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.applier import ChangelogApplier
 from standfast.replication.tail.tailer import Tailer
 from standfast.store.errors import Unavailable
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.task.task_stores import TaskStores
 from support.sessions import Bench
 

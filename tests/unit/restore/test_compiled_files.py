@@ -15,7 +15,8 @@ from standfast.replication.columns import RecordColumns
 from standfast.restore.replay.row_folds import NativeFold, StoreFold
 from standfast.store import serde
 from standfast.store.errors import Corruption, Unavailable
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.rocks.sst import SortedFile, write_sorted
 from standfast.store.specs import KeyValueStore
 from support.sst_files import entries_of, meta_of, varint

@@ -26,7 +26,7 @@ from standfast.restore.snapshot.planning import Judged, Retention
 from standfast.restore.snapshot.storage import Storage
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Corruption
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.task.commit_record import CommitRecord
 from standfast.store.task.task_stores import TaskStores
 from support.sessions import Bench

@@ -21,7 +21,7 @@ from standfast.restore.snapshot.planning import Judged, Retention
 from standfast.restore.snapshot.storage import PIECE_BYTES, RANGE_BYTES, SHOWN_MAX, Storage, shown
 from standfast.store.clock import ManualClock, SystemClock
 from standfast.store.errors import BadConfig, Corruption, InvalidRequest, Unavailable
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from support.snapshots import checkpoint
 
 HOUR_MS = 3_600_000

@@ -20,7 +20,8 @@ from standfast.restore.spark.places import Place, open_place, read_database, sto
 from standfast.restore.spark.task_files import wal_is_whole
 from standfast.restore.verify.at_rest import StoreAtRest
 from standfast.store.errors import InvalidRequest, StandfastError, Unavailable
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.rocks.wal import HEADER_BYTES, records, wal_files
 from standfast.store.task.definitions_file import STORES_FILE, dump, parse
 from support.s3 import Bucket, serving

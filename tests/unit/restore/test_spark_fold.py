@@ -25,7 +25,8 @@ from standfast.restore.verdict import LogFacts
 from standfast.restore.verify.at_rest import view
 from standfast.restore.verify.import_tasks import link_files
 from standfast.store import session_key, window_key
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import CommitRecord, StoreTimes
 from standfast.store.task.task_stores import TaskStores

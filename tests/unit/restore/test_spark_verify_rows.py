@@ -25,7 +25,8 @@ from standfast.restore.verdict import LogFacts
 from standfast.restore.verify.at_rest import view
 from standfast.store.engine import Engine
 from standfast.store.memory import MemoryEngine
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.task.commit_record import StoreTimes
 from support.spark_folds import sorted_batches
 from support.stores import keyvalue

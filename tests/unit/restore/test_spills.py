@@ -21,7 +21,8 @@ from standfast.restore.replay import row_folds
 from standfast.restore.replay.row_folds import NativeFold, StoreFold
 from standfast.restore.replay.run_builder import RunBuilder
 from standfast.store.errors import Unavailable
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.specs import StoreSpec
 from support.disk import free_bytes
 from support.folds import SPECS, keys, row_key, times

@@ -21,7 +21,8 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.digest import row_hash
 from standfast.restore.verify.at_rest import find_tasks
 from standfast.restore.verify.verify import StoreVerdict, committed_views, verify_task
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.types.kinds import open_store
 from standfast.store.value_timestamp import TIMESTAMP
 from support.sessions import DAY_MS, HOUR_MS, KINDS, START_MS, Bench, operate

@@ -23,8 +23,8 @@ from simulator.storage import SimBucket
 from simulator.storage import opener as storage_opener
 from standfast.restore.snapshot.address import OTHERS
 from standfast.store.clock import ManualClock
-from standfast.store.rocks.engine import RocksShared
 from standfast.store.rocks.open_engine import OPEN_ENGINE
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.task.commit_record import Position
 from standfast.store.task.task_stores import TaskStores
 from support.sessions import Bench, four_stores

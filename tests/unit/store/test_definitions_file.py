@@ -75,7 +75,7 @@ def test_kill_between_record_and_file_leaves_none(open_task: Open) -> None:
     task.close()
     child = (
         "import sys; from pathlib import Path; from support.stores import keyvalue, window; "
-        "from standfast.store.rocks.engine import RocksShared; "
+        "from standfast.store.rocks.opening import RocksShared; "
         "from standfast.store.task.task_stores import TaskStores; "
         "TaskStores(Path(sys.argv[1]), 'app', '0_0', [keyvalue(), window()], RocksShared(16 << 20), now_ms=lambda: 1)"
     )

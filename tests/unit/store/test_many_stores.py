@@ -9,7 +9,8 @@ import pytest
 import standfast as sf
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import InvalidRequest
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 from support.stores import TEXT, Open, at, keyvalue, rows_on_disk, versioned
 
 FEW, MANY = 20, 80

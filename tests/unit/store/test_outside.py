@@ -19,8 +19,9 @@ from standfast.store.disk import STATE, DiskGuard
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.file_errors import SPACE
 from standfast.store.outside import HOST_NAME, NEW_ID, Implementations, Replaceable, host_name, new_id, random_number
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
 from standfast.store.rocks.open_engine import OPEN_ENGINE
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.specs import KeyValueStore
 from standfast.store.task.task_stores import TaskStores
 

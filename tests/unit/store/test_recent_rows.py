@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.task.task_stores import TaskStores
 from support.stores import MINUTE_MS, Open, at, keyvalue, session, versioned, window
 

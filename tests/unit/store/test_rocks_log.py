@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from standfast.store.rocks import files as rocks_files
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 
 FAMILIES = 120
 GROWTH_MAX_MIB = 2.0
@@ -17,7 +18,8 @@ GROWTH_MAX_MIB = 2.0
 SEGMENTS = f"""
 import sys
 from pathlib import Path
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 
 def rss_mib():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 2**20

@@ -28,7 +28,7 @@ HOLD_TASK = """
 import sys
 from pathlib import Path
 from standfast.store import serde
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.specs import KeyValueStore
 from standfast.store.task.task_stores import TaskStores
 spec = KeyValueStore("kv", serde.string, serde.string)

@@ -29,7 +29,7 @@ from dataclasses import replace
 from pathlib import Path
 from standfast.store import serde
 from standfast.store.task.commit_record import Position
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.specs import WindowStore
 from standfast.store.task.task_stores import TaskStores
 

@@ -11,7 +11,7 @@ import pytest
 
 import standfast as sf
 from standfast.replication.offsets import TaskId
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.task.rows_on_disk import ENDS_MS, READ_MS, RowsOnDisk
 from support.placement import TASKS, Cluster, placement_of, spread

@@ -20,7 +20,8 @@ from standfast.ops.observe.health import live
 from standfast.ops.sidecar.control import plane as control_plane
 from standfast.store import serde
 from standfast.store.errors import Closed, Fenced, Held
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.specs import KeyValueStore, SessionStore, WindowStore
 from standfast.store.task.task_stores import TaskStores
 from standfast.stream.task.task import Task

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import standfast as sf
-from standfast.store.rocks.engine import RocksShared
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.task.task_stores import TaskStores
 from standfast.stream.runtime.timers import NEVER, Timers
 from support.apps import Drive, Running, create, text_of, write, written

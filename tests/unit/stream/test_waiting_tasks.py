@@ -18,7 +18,8 @@ from standfast.ops.observe.status import not_ready_reasons, status_document
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.progress import LeaseProgress
 from standfast.restore.snapshot.storage import Storage
-from standfast.store.rocks.engine import RocksEngine, RocksShared
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.task.groups import TaskGroup
 from standfast.stream.task.waiting import HELD_LATER_MS, LATER_MS
