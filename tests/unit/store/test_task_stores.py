@@ -12,6 +12,7 @@ from standfast.replication.log import Record
 from standfast.store import serde
 from standfast.store.engine import DEFAULT_FAMILY, Prepared
 from standfast.store.errors import Backpressure, Closed, Corruption, InvalidRequest, UnknownStore
+from standfast.store.rocks.engine import RocksEngine
 from standfast.store.rocks.opening import RocksShared
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, VersionedStore
 from standfast.store.task.commit_record import CUT_KEY, CommitRecord, Position, StoreTimes
