@@ -18,8 +18,8 @@
     kept       records that were read but lie beyond the limit, at most `keep_max_records` and `keep_max_bytes`
     read       next offset that is neither applied nor kept; position <= read
 
-Rules of this file: a pure state machine without I/O, clock or thread. It returns a `Step`; the shell carries it out.
-An illegal event, or a batch whose offsets do not increase strictly, raises and changes nothing. A caller without a
+Rules of this file: a pure state machine without I/O, clock or thread. It returns a `StandbyStep`; the shell carries it
+out. An illegal event, or a batch whose offsets do not increase strictly, raises and changes nothing. A caller without a
 committed offset passes limit 0: None always means unlimited.
 """
 
@@ -41,7 +41,7 @@ KEEP_MAX_RECORDS = 10_000
 KEEP_MAX_BYTES = 8 << 20
 
 
-class State(Enum):
+class StandbyState(Enum):
     """The state of a standby."""
 
     RUNNING = "running"
@@ -50,29 +50,29 @@ class State(Enum):
     CLOSED = "closed"
 
 
-_FOLLOWS = frozenset({State.RUNNING, State.PAUSED})
-_RUNS, _STAYS_PAUSED = frozenset({State.RUNNING}), frozenset({State.PAUSED})
-_REBUILDS, _CLOSES = frozenset({State.REINITIALISING}), frozenset({State.CLOSED})
+_FOLLOWS = frozenset({StandbyState.RUNNING, StandbyState.PAUSED})
+_RUNS, _STAYS_PAUSED = frozenset({StandbyState.RUNNING}), frozenset({StandbyState.PAUSED})
+_REBUILDS, _CLOSES = frozenset({StandbyState.REINITIALISING}), frozenset({StandbyState.CLOSED})
 
 # State -> method -> states it may lead to; an absent method is illegal. Commits go on while a store is rebuilt, so the
 # tick and a newer limit are legal then; they apply nothing.
-TABLE: dict[State, dict[str, frozenset[State]]] = {
-    State.RUNNING: {
+TABLE: dict[StandbyState, dict[str, frozenset[StandbyState]]] = {
+    StandbyState.RUNNING: {
         "update": _FOLLOWS, "set_limit": _RUNS, "on_commit_tick": _RUNS, "reinitialise": _REBUILDS, "close": _CLOSES,
     },
-    State.PAUSED: {
+    StandbyState.PAUSED: {
         "update": _FOLLOWS, "set_limit": _STAYS_PAUSED, "on_commit_tick": _FOLLOWS, "reinitialise": _REBUILDS,
         "close": _CLOSES,
     },
-    State.REINITIALISING: {
+    StandbyState.REINITIALISING: {
         "set_limit": _REBUILDS, "on_commit_tick": _REBUILDS, "begin_again": _RUNS, "close": _CLOSES,
     },
-    State.CLOSED: {"close": _CLOSES},
+    StandbyState.CLOSED: {"close": _CLOSES},
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StandbyStep:
     """The shell's actions, in this order.
 
     1. write `apply` (records in offset order) and `position` in one batch: the position never goes ahead of its rows;
@@ -93,12 +93,12 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Applied(Step):
+class Applied(StandbyStep):
     """A step with a write: records to apply, or a position that moved over a gap."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept(Step):
+class Kept(StandbyStep):
     """A step without a write; the position is unchanged."""
 
 
@@ -123,7 +123,7 @@ class Reinitialise:
 class StandbyStatistics:
     """Counters since the standby was made, and its present state."""
 
-    state: State
+    state: StandbyState
     position: int
     limit: int | None
     kept_records: int
@@ -156,7 +156,7 @@ class Standby:
             raise InvalidRequest(
                 f"standby: keep_max_records {keep_max_records} and keep_max_bytes {keep_max_bytes} must be at least 1"
             )
-        self._state = State.RUNNING
+        self._state = StandbyState.RUNNING
         self._position = position
         self._limit = None if limit is None else _checked_limit(limit)
         self._keep_max_records = keep_max_records
@@ -170,7 +170,7 @@ class Standby:
         self._was_paused = False
 
     @property
-    def state(self) -> State:
+    def state(self) -> StandbyState:
         """The present state."""
         return self._state
 
@@ -206,7 +206,7 @@ class Standby:
     def on_commit_tick(self) -> Applied | Kept:
         """Apply kept records that the limit allows now; call it after each commit, with the newest limit set."""
         self._check("on_commit_tick")
-        if self._state is State.REINITIALISING:
+        if self._state is StandbyState.REINITIALISING:
             return Kept((), 0, self._position)
         return self._advance("on_commit_tick", ())
 
@@ -232,9 +232,9 @@ class Standby:
         dropped = len(self._kept)
         self._release()
         # The reader's pause outlasts the rebuild, and `begin_again` must end it.
-        self._was_paused = self._state is State.PAUSED
+        self._was_paused = self._state is StandbyState.PAUSED
         self._reinitialisations += 1
-        self._go("reinitialise", State.REINITIALISING)
+        self._go("reinitialise", StandbyState.REINITIALISING)
         return Reinitialise(reason, self._position, dropped)
 
     def begin_again(self, position: int) -> Kept:
@@ -243,13 +243,13 @@ class Standby:
         if position < 0:
             raise InvalidRequest(f"standby: position {position} is negative: positions are offsets of the log")
         self._position = self._read = position
-        self._go("begin_again", State.RUNNING)
+        self._go("begin_again", StandbyState.RUNNING)
         return Kept((), 0, position, resume=self._was_paused, seek=position)
 
     def close(self) -> None:
         """Drop all kept records. Closing twice is fine; every other method then raises Closed."""
         self._release()
-        self._go("close", State.CLOSED)
+        self._go("close", StandbyState.CLOSED)
 
     def statistics(self) -> StandbyStatistics:
         """An immutable snapshot."""
@@ -286,13 +286,13 @@ class Standby:
         elif apply:
             # Not to `read`: the kept records in between are not applied.
             self._position = apply[-1].offset + 1
-        paused, pauses = self._state is State.PAUSED, bool(self._kept)
+        paused, pauses = self._state is StandbyState.PAUSED, bool(self._kept)
         # Only when all kept ones are drained: earlier the records fetched again would find no room either.
         seek = self._read if self._overflowed and not pauses else None
         if seek is not None:
             self._overflowed = False
         self._waits += pauses and not paused
-        self._go(event, State.PAUSED if pauses else State.RUNNING)
+        self._go(event, StandbyState.PAUSED if pauses else StandbyState.RUNNING)
         kind = Applied if apply or self._position != before else Kept
         return kind(
             apply=apply if isinstance(apply, RecordColumns) else tuple(apply),
@@ -335,7 +335,7 @@ class Standby:
         """Refuse an event that the table does not list for the present state."""
         if event in TABLE[self._state]:
             return
-        if self._state is State.CLOSED:
+        if self._state is StandbyState.CLOSED:
             raise Closed(
                 f"standby at position {self._position} is closed: make a new one to follow the partition again"
             )
@@ -344,7 +344,7 @@ class Standby:
             f"legal are {', '.join(sorted(TABLE[self._state]))}"
         )
 
-    def _go(self, event: str, state: State) -> None:
+    def _go(self, event: str, state: StandbyState) -> None:
         assert state in TABLE[self._state].get(event, ()), f"{self._state} --{event}--> {state} is not in the table"
         self._state = state
 

@@ -33,7 +33,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Traits:
+class MemberTraits:
     """Facts about an instance that its leader needs, and that do not change while it runs.
 
     `program` stands for the groups of its tasks, with their topics and stores: only equal ones may share tasks.
@@ -65,7 +65,7 @@ class MemberPlan:
     standby: frozenset[TaskId] = frozenset()
     takes_any: bool = False
     warm: frozenset[TaskId] = frozenset()
-    managed: Traits | None = None
+    managed: MemberTraits | None = None
     process: Process | None = None
 
     def to_json(self) -> str:
@@ -110,9 +110,9 @@ class MemberPlan:
             ) from error
 
 
-def _traits(told: Mapping[str, Any]) -> Traits:
+def _traits(told: Mapping[str, Any]) -> MemberTraits:
     bound = told.get("max_tasks")
-    return Traits(
+    return MemberTraits(
         int(told["slots"]), dict(told["tags"]), str(told["program"]), None if bound is None else max(int(bound), 1)
     )
 

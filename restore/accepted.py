@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.applier import ChangelogApplier
-from standfast.restore.plan import FromBeginning, Plan, Reinitialise
+from standfast.restore.plan import FromBeginning, Plan, ReinitialisePlan
 from standfast.store import files
 from standfast.store.file_errors import told
 from standfast.store.log import as_event, logger
@@ -62,7 +62,7 @@ def note_accepted(
             task, applier.store_of[at], str(at), plan.position, plan.end, plan.accepted, now_ms, applier.topic_id(at)
         )
         for at, plan in plans.items()
-        if isinstance(plan, FromBeginning | Reinitialise) and plan.accepted
+        if isinstance(plan, FromBeginning | ReinitialisePlan) and plan.accepted
     ]
     if not found:
         return

@@ -50,7 +50,7 @@ class RowSide(NamedTuple):
         return f"{self.hash:016x}"
 
 
-class Found(NamedTuple):
+class UnequalRow(NamedTuple):
     """One row that is not equal; a side is None where it lacks the row. `offset` of the log's record, or -1."""
 
     kind: RowVerdict
@@ -61,12 +61,12 @@ class Found(NamedTuple):
 
 
 @dataclass(slots=True)
-class Outcome:
+class ComparisonOutcome:
     """Result of a merge. `counts` cover all rows; `found` are the first rows that are wrong or need a second look."""
 
     matched: int = 0
     counts: dict[RowVerdict, int] = field(default_factory=dict)
-    found: list[Found] = field(default_factory=list)
+    found: list[UnequalRow] = field(default_factory=list)
     log_digest: Digest = field(default_factory=Digest)
     store_digest: Digest = field(default_factory=Digest)
     beyond: int = 0  # extra rows whose records lie beyond the position
@@ -118,7 +118,7 @@ class Tally:
         self._differences_max = differences_max
         self._left_bytes = found_bytes
         self._value_max = value_max
-        self._outcome = Outcome()
+        self._outcome = ComparisonOutcome()
         self._equal: list[LogicalRow] = []  # equal rows that are not in the digests yet
 
     def differing(
@@ -160,12 +160,12 @@ class Tally:
         if store is not None:
             outcome.store_digest += digest_rows([store])
         if len(outcome.found) < self._differences_max and self._left_bytes > 0:
-            one = Found(verdict, row[0], row_side(log, self._value_max), row_side(store, self._value_max), offset)
+            one = UnequalRow(verdict, row[0], row_side(log, self._value_max), row_side(store, self._value_max), offset)
             outcome.found.append(one)
             values = sum(len(side.value or b"") for side in (one.log, one.store) if side is not None)
             self._left_bytes -= FOUND_OVERHEAD_BYTES + len(row[0]) + values
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ComparisonOutcome:
         """The result so far."""
         self._digest_equal()
         return self._outcome

@@ -31,7 +31,7 @@ from standfast.store.errors import InternalError, InvalidRequest
 Policy = Literal["all", "task"]
 
 
-class TaskState(Enum):
+class GateState(Enum):
     """State of an assigned task."""
 
     RESTORING = "restoring"
@@ -40,11 +40,11 @@ class TaskState(Enum):
 
 
 # Event -> state before (None = not assigned) -> state after. Absent pairs are illegal.
-TABLE: dict[str, dict[TaskState | None, TaskState | None]] = {
-    "assigned": {None: TaskState.RESTORING, TaskState.FAILED: TaskState.RESTORING},
-    "restored": {TaskState.RESTORING: TaskState.RESTORED},
-    "failed": {TaskState.RESTORING: TaskState.FAILED, TaskState.RESTORED: TaskState.FAILED},
-    "revoked": {TaskState.RESTORING: None, TaskState.RESTORED: None, TaskState.FAILED: None},
+TABLE: dict[str, dict[GateState | None, GateState | None]] = {
+    "assigned": {None: GateState.RESTORING, GateState.FAILED: GateState.RESTORING},
+    "restored": {GateState.RESTORING: GateState.RESTORED},
+    "failed": {GateState.RESTORING: GateState.FAILED, GateState.RESTORED: GateState.FAILED},
+    "revoked": {GateState.RESTORING: None, GateState.RESTORED: None, GateState.FAILED: None},
 }
 
 
@@ -85,7 +85,7 @@ class Gate:
         if policy not in get_args(Policy):
             raise InvalidRequest(f'gate policy {policy!r} is unknown: use "all" or "task"')
         self._policy: Policy = policy
-        self._states: dict[TaskId, TaskState] = {}
+        self._states: dict[TaskId, GateState] = {}
         self._failures: dict[TaskId, str] = {}
         self._open: frozenset[TaskId] = frozenset()
         self._held: bool | None = None  # None: all of the instance's tasks are here
@@ -133,7 +133,7 @@ class Gate:
 
     def missing(self) -> tuple[TaskId, ...]:
         """Assigned tasks that are not restored, in order."""
-        return tuple(sorted(task for task, state in self._states.items() if state is not TaskState.RESTORED))
+        return tuple(sorted(task for task, state in self._states.items() if state is not GateState.RESTORED))
 
     def failures(self) -> dict[TaskId, str]:
         """Failed tasks and why."""
@@ -172,9 +172,9 @@ class Gate:
         # Of a part each task opens by itself, once the part is released.
         if self._policy == "all" and missing and self._held is None:
             return frozenset()
-        return frozenset(task for task, state in self._states.items() if state is TaskState.RESTORED)
+        return frozenset(task for task, state in self._states.items() if state is GateState.RESTORED)
 
-    def _next(self, event: str, task: TaskId) -> TaskState | None:
+    def _next(self, event: str, task: TaskId) -> GateState | None:
         state = self._states.get(task)
         if state in TABLE[event]:
             return TABLE[event][state]

@@ -209,7 +209,7 @@ class FromBeginning(Plan):
 
 
 @dataclass(frozen=True, slots=True)
-class Reinitialise(Plan):
+class ReinitialisePlan(Plan):
     """Set the local store aside and read the log into an empty one; the old one goes when the new one is whole.
 
     `accepted`: the loss that an operator has accepted, without which this would be a Refuse; "" if there is none.
@@ -250,7 +250,7 @@ def plan_changelog(
     now_ms: int,
     accept_empty_log: bool = False,
     accept_missing_history: bool = False,
-) -> UpToDate | Resume | FromBeginning | Reinitialise | Refuse:
+) -> UpToDate | Resume | FromBeginning | ReinitialisePlan | Refuse:
     """Decide by the table above. The `accept_*` flags are the operator's explicit consent to data loss.
 
     Raises InternalError for impossible bounds or positions.
@@ -277,7 +277,7 @@ def plan_changelog(
         return FromBeginning(log.topic_partition, why, log.begin, log.stop, accepted=accepted)
     # The log that the rows were made of is not this one any more, or lacks a part of it by an operator's word.
     keep = local.rows and (bool(accepted) or why in _REPLACED)
-    return Reinitialise(log.topic_partition, why, log.begin, log.stop, accepted=accepted, keep=keep)
+    return ReinitialisePlan(log.topic_partition, why, log.begin, log.stop, accepted=accepted, keep=keep)
 
 
 def _refusals(local: LocalPosition | None, log: LogState, why: str) -> list[Refuse]:

@@ -16,7 +16,7 @@ from standfast.replication.log import Batches, Committed
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.record_limits import RecordRefused
 from standfast.replication.tail.applier import ChangelogApplier
-from standfast.store.buffer.part import Part
+from standfast.store.buffer.part import CommitPart
 from standfast.store.errors import CommitUnknown, StandfastError, StateLost, Unavailable
 from standfast.store.file_errors import NoRoom
 from standfast.store.task.commit_record import CommitRecord, parse_source_key, source_key
@@ -36,7 +36,7 @@ class Committer:
 class Cut(NamedTuple):
     """The rows and outputs that a commit took, with the times that are theirs, and the commit's number (-1: none)."""
 
-    part: Part
+    part: CommitPart
     offsets: dict[TopicPartition, int]
     metadata: str
     times: Times

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from standfast.store.arguments import is_whole, name_problems
-from standfast.stream.http_servers import Door, Server, SupervisorServer, http_servers
+from standfast.stream.http_servers import HttpDoor, Server, SupervisorHttpServer, http_servers
 
 LOOPBACK = "127.0.0.1"
 PORT_MAX = 65_535
@@ -35,8 +35,8 @@ class HttpPort:
         token_file: str | os.PathLike[str] | None = None,
         tls: Mapping[str, Any] | None = None,
     ) -> None:
-        self._door: Door | None = None if port is None else http_servers().door(port, host, token_file, tls)
-        self._workers: SupervisorServer | None = None  # the server, if it is a supervisor's
+        self._door: HttpDoor | None = None if port is None else http_servers().door(port, host, token_file, tls)
+        self._workers: SupervisorHttpServer | None = None  # the server, if it is a supervisor's
         self.server: Server | None = None
 
     def open(self, session: Any) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 
-class Door(Protocol):
+class HttpDoor(Protocol):
     """A bound port, and the rights of its callers."""
 
     def close(self) -> None:
@@ -38,7 +38,7 @@ class Server(Protocol):
         ...
 
 
-class SupervisorServer(Server, Protocol):
+class SupervisorHttpServer(Server, Protocol):
     """The server of an instance with worker processes, which it asks."""
 
     def began(self, pid: int, line: socket.socket) -> None:
@@ -55,7 +55,7 @@ class HttpServers(Protocol):
 
     def door(
         self, port: int, host: str, token_file: str | os.PathLike[str] | None, tls: Mapping[str, Any] | None
-    ) -> Door:
+    ) -> HttpDoor:
         """Bind the port and read its files. Raises BadConfig, Held."""
         ...
 
@@ -63,7 +63,7 @@ class HttpServers(Protocol):
         """Serve a session."""
         ...
 
-    def of_supervisor(self, supervisor: Any, door: Any) -> SupervisorServer:
+    def of_supervisor(self, supervisor: Any, door: Any) -> SupervisorHttpServer:
         """Serve an instance with worker processes."""
         ...
 

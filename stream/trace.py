@@ -21,7 +21,7 @@ Process = Callable[[Record], None]
 Inject = Callable[[Headers], Headers]
 
 
-class InHand(Protocol):
+class TracedRecord(Protocol):
     """The record that a task processes, as far as spans name it."""
 
     offset: int
@@ -35,7 +35,7 @@ class Tracing(Protocol):
         """A listener of the session, for spans of restores."""
         ...
 
-    def processing(self, process: Process, task: str, topic: str, partition: int, hand: InHand) -> Process:
+    def processing(self, process: Process, task: str, topic: str, partition: int, hand: TracedRecord) -> Process:
         """`process` within a span of its record. The record that it gets carries the span in its headers."""
         ...
 

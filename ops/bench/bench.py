@@ -22,7 +22,7 @@ from standfast.ops.cli.arguments import prints
 from standfast.store.base.version import __version__
 
 if TYPE_CHECKING:
-    from standfast.ops.demo.place import Place
+    from standfast.ops.demo.place import DemoPlace
     from standfast.ops.shared.output import Output
 
 Json: TypeAlias = dict[str, Any]
@@ -117,14 +117,14 @@ def size(text: str) -> int:
 def run_restore(args: argparse.Namespace, out: Output) -> int:
     """bench restore."""
     from standfast.ops.bench.measures import Bench
-    from standfast.ops.bench.step import Step
+    from standfast.ops.bench.step import BenchStep
 
     # As many records as fit the number of versions: every key then has exactly that many.
     args.records = max(args.records // args.versions, 1) * args.versions
     own = {name: getattr(args, name) for name in (*SIZES, "versions", "restore_memory_bytes")}
     settings = own | {"runs": args.runs, "workers": args.workers}
     with opened(args.log, args.dir, out) as (place, where):
-        measures = Bench(settings, place, Step(step="", **where, **own), out).restores()
+        measures = Bench(settings, place, BenchStep(step="", **where, **own), out).restores()
     document = document_of("restore", settings, place, measures)
     out.document(document)
     show(document, out)
@@ -132,7 +132,7 @@ def run_restore(args: argparse.Namespace, out: Output) -> int:
 
 
 @contextmanager
-def opened(log: str, parent: Path | None, out: Output) -> Iterator[tuple[Place, Json]]:
+def opened(log: str, parent: Path | None, out: Output) -> Iterator[tuple[DemoPlace, Json]]:
     """The log of a bench, and the fields of a step that say where it works."""
     from standfast.ops.demo.place import EMBEDDED, check_place, place_for
 
@@ -146,7 +146,7 @@ def opened(log: str, parent: Path | None, out: Output) -> Iterator[tuple[Place, 
             yield place, {"folder": str(folder), "log": address, "app": place.prefix or "bench"}
 
 
-def document_of(bench: str, settings: Json, place: Place, measures: list[Json]) -> Json:
+def document_of(bench: str, settings: Json, place: DemoPlace, measures: list[Json]) -> Json:
     """The document of a bench."""
     return {
         "schema": SCHEMA,

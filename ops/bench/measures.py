@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, ClassVar, TypeAlias
 
-from standfast.ops.bench.step import Step, start
-from standfast.ops.demo.place import Place
+from standfast.ops.bench.step import BenchStep, start
+from standfast.ops.demo.place import DemoPlace
 from standfast.ops.shared.output import Output
 from standfast.store.errors import InternalError
 
@@ -32,8 +32,8 @@ class Bench:
 
     program: ClassVar[str] = "standfast.ops.bench.step"
     settings: Json
-    place: Place
-    step: Step
+    place: DemoPlace
+    step: BenchStep
     out: Output
 
     def restores(self) -> list[Json]:
@@ -49,21 +49,21 @@ class Bench:
             self.place.forget(case.app)
         return measures
 
-    def _cases(self) -> dict[str, tuple[str, Step]]:
+    def _cases(self) -> dict[str, tuple[str, BenchStep]]:
         """The changelogs by name, in words and as a step: distinct keys, and several versions a key."""
         cases = {"restore_distinct": ("distinct keys", replace(self.step, versions=1))}
         if self.step.versions > 1:
             cases["restore_versions_near"] = (f"{self.step.versions} versions a key, near each other", self.step)
         return cases
 
-    def _sides(self, name: str, case: Step) -> dict[str, Step]:
+    def _sides(self, name: str, case: BenchStep) -> dict[str, BenchStep]:
         """The restores of a case by name: as a session does it, or with each number of workers in the arguments."""
         ways = {f"{name}_workers_{number}": number for number in self.settings["workers"]} or {name: None}
         return {way: replace(case, step="restore", workers=workers) for way, workers in ways.items()}
 
     # -- runs ---------------------------------------------------------------------------------------------------------
 
-    def _rounds(self, sides: Sequence[tuple[str, Step]]) -> list[list[Json]]:
+    def _rounds(self, sides: Sequence[tuple[str, BenchStep]]) -> list[list[Json]]:
         """Runs of each side, one a round; the files of a run are removed before the next."""
         found: list[list[Json]] = [[] for _ in sides]
         runs = self.settings["runs"]
@@ -74,12 +74,12 @@ class Bench:
                 found[at].append(self._once(replace(step, run=number), f"{what}, run {number + 1} of {runs}"))
         return found
 
-    def _once(self, step: Step, what: str) -> Json:
+    def _once(self, step: BenchStep, what: str) -> Json:
         found = self._run(step, what)
         shutil.rmtree(Path(step.folder) / f"{step.step}-{step.run}", ignore_errors=True)
         return found
 
-    def _run(self, step: Step, what: str) -> Json:
+    def _run(self, step: BenchStep, what: str) -> Json:
         with self.out.progress(what, 1) as bar, start(self.program, step) as child:
             found: list[Json] = []
             while child.ended is None:

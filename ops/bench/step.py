@@ -50,7 +50,7 @@ Measured: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Step:
+class BenchStep:
     """One step of a benchmark. Sizes in bytes; `versions` is the number of records a key."""
 
     step: str
@@ -78,7 +78,7 @@ class Step:
         return f"{self.app}-source"
 
 
-def start(program: str, step: Step) -> ChildProcess[Measured]:
+def start(program: str, step: BenchStep) -> ChildProcess[Measured]:
     """Start a process of this module that does the step; its last answer has the measured figures."""
     words = tempfile.TemporaryFile()  # noqa: SIM115  closed with the process
     arguments = [json.dumps(asdict(step))]
@@ -113,12 +113,12 @@ def values_of(value_bytes: int) -> list[bytes]:
     return [rng.randbytes(value_bytes) for _ in range(VALUES)]
 
 
-def address_of(step: Step) -> str:
+def address_of(step: BenchStep) -> str:
     """The log of the step."""
     return step.log or f"sqlite:///{step.folder}/log/"
 
 
-def session_of(step: Step, state: str, **settings: Any) -> Session:
+def session_of(step: BenchStep, state: str, **settings: Any) -> Session:
     """A session over the step's log that has no task yet; `state` names its folder in that of the step."""
     from standfast.stream.session.session import Session  # here: the module of a command imports this one
 
@@ -156,7 +156,7 @@ def peak_rss_bytes() -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
 
 
-def fill(step: Step, numbers: Iterable[int] | None = None) -> Measured:
+def fill(step: BenchStep, numbers: Iterable[int] | None = None) -> Measured:
     """Write the changelogs that restores and standbys read: records dealt out to the tasks in turn.
 
     `numbers` are the key numbers of the records; None: as `key_numbers`.
@@ -179,7 +179,7 @@ def fill(step: Step, numbers: Iterable[int] | None = None) -> Measured:
     return {"records": step.records}
 
 
-def restore(step: Step) -> Measured:
+def restore(step: BenchStep) -> Measured:
     """From the assignment of a cold task to its open gate: fencing, plan, replay."""
     # No lease process: only the restore is measured.
     session = session_of(
@@ -204,12 +204,12 @@ def restore(step: Step) -> Measured:
 
 def main(arguments: list[str]) -> int:
     """Run one step; the answer is its measured figures."""
-    parent, step = Parent(), Step(**json.loads(arguments[0]))
+    parent, step = Parent(), BenchStep(**json.loads(arguments[0]))
     parent.tell(json_line(STEPS[step.step](step)))
     return 0
 
 
-STEPS: dict[str, Callable[[Step], Measured]] = {"fill": fill, "restore": restore}
+STEPS: dict[str, Callable[[BenchStep], Measured]] = {"fill": fill, "restore": restore}
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from standfast.ops.config.rules import kafka_name, together
-from standfast.ops.config.sources import Given, from_env, from_file, from_flags
+from standfast.ops.config.sources import GivenValue, from_env, from_file, from_flags
 from standfast.ops.config.types import SECTIONS, Config, StoreConfig, settings_of
 from standfast.ops.config.values import parse_duration, parse_size, plain_text
 from standfast.store.errors import BadConfig, InvalidRequest
@@ -118,7 +118,7 @@ class _Reading:
         self._origins: dict[str, str] = {}
         self._texts: dict[str, Any] = {}
 
-    def take(self, given: Given) -> None:
+    def take(self, given: GivenValue) -> None:
         section, *rest = given.name
         if section == KAFKA and rest:
             self._take_kafka(given)
@@ -137,7 +137,7 @@ class _Reading:
         return Loaded(config, self._origins, self._texts)
 
     def _take_setting(
-        self, given: Given, known: Mapping[str, Any], into: dict[str, Any], prefix: str, key: str
+        self, given: GivenValue, known: Mapping[str, Any], into: dict[str, Any], prefix: str, key: str
     ) -> None:
         setting = known.get(key)
         name = f"{prefix}.{key}"
@@ -155,7 +155,7 @@ class _Reading:
         else:
             self._came_from(name, given)
 
-    def _take_store(self, given: Given) -> None:
+    def _take_store(self, given: GivenValue) -> None:
         store, *rest = given.name[1:]
         if "environment" in given.where:  # names of variables have no case and no dashes: find the store meant
             same = (name for name in self._stores if name.lower().replace("-", "_").replace(".", "_") == store)
@@ -176,7 +176,7 @@ class _Reading:
         elif rest:
             self._take_setting(given, settings_of(StoreConfig), values, f"{STORES}.{store}", ".".join(rest))
 
-    def _take_kafka(self, given: Given) -> None:
+    def _take_kafka(self, given: GivenValue) -> None:
         try:
             name, value = kafka_name(".".join(given.name[1:]), "environment" in given.where), plain_text(given.value)
         except ValueError as error:  # without the value, which may be a secret
@@ -185,7 +185,7 @@ class _Reading:
         self._kafka[name] = value
         self._came_from(f"{KAFKA}.{name}", given)
 
-    def _came_from(self, name: str, given: Given) -> None:
+    def _came_from(self, name: str, given: GivenValue) -> None:
         self._origins[name] = given.where
         self._texts.pop(name, None)  # a flag over `${NAME}` of the file: the file's text shows no longer
         if given.text is not None:
@@ -201,7 +201,7 @@ class _Reading:
             except InvalidRequest as error:
                 self.problems.append(f"{self._store_places[name]}: {STORES}.{name}: {error}")
 
-    def _unknown(self, given: Given) -> None:
+    def _unknown(self, given: GivenValue) -> None:
         name = _plain(".".join(given.name))
         what = "no such setting" if len(given.name) > 1 else "a setting outside a section"
         if name in OF_PROGRAM:

@@ -33,7 +33,7 @@ _VARIABLE_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 Name = tuple[str, ...]
 
 
-class Given(NamedTuple):
+class GivenValue(NamedTuple):
     """One value; `text` is its spelling in the file if that has `${...}`, else None. If set, only `text` may be
     shown."""
 
@@ -43,7 +43,7 @@ class Given(NamedTuple):
     text: Any = None
 
 
-def from_file(path: Path | None, env: Mapping[str, str], problems: list[str]) -> Iterator[Given]:
+def from_file(path: Path | None, env: Mapping[str, str], problems: list[str]) -> Iterator[GivenValue]:
     """Every value of the file under the names of its tables; a table without values as an empty table."""
     if path is None:
         return
@@ -59,24 +59,24 @@ def from_file(path: Path | None, env: Mapping[str, str], problems: list[str]) ->
         if missing:
             problems += [f"{where}: {'.'.join(name)[:80]!r}: {problem}" for problem in dict.fromkeys(missing)]
         else:
-            yield Given(where, name, filled, None if filled == value else value)
+            yield GivenValue(where, name, filled, None if filled == value else value)
 
 
-def from_env(env: Mapping[str, str]) -> Iterator[Given]:
+def from_env(env: Mapping[str, str]) -> Iterator[GivenValue]:
     """Variables with our prefix and two underscores between section and key; others are not settings."""
     for variable in sorted(env):
         name, rest = variable.removeprefix(ENV_PREFIX), variable.startswith(ENV_PREFIX)
         if rest and "__" in name:
-            yield Given(f"environment variable {variable}", tuple(name.lower().split("__")), env[variable])
+            yield GivenValue(f"environment variable {variable}", tuple(name.lower().split("__")), env[variable])
 
 
-def from_flags(flags: Mapping[str, Any]) -> Iterator[Given]:
+def from_flags(flags: Mapping[str, Any]) -> Iterator[GivenValue]:
     """`section.key` to a value; None means not given."""
     for name, value in flags.items():
         if value is not None:
             head, _, rest = name.partition(".")
             # A name of [kafka] stays whole, since librdkafka's names have dots; the parts of a store's are tables.
-            yield Given("command line", (head, *(rest.split(".") if head == "stores" else [rest])), value)
+            yield GivenValue("command line", (head, *(rest.split(".") if head == "stores" else [rest])), value)
 
 
 def _read(path: Path, problems: list[str]) -> tuple[dict[str, Any], str] | None:

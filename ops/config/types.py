@@ -23,7 +23,7 @@ from standfast.ops.config.values import (
     SIZE,
     SWITCH,
     TEXT,
-    Reader,
+    ValueReader,
     at_least,
     list_of,
     mapping_of_text,
@@ -46,12 +46,12 @@ SOCKET_NAME = "resp.sock"
 INFO_NAME = "INFO.json"
 
 
-def shown(default: Any, reader: Reader, text: str) -> Any:
+def shown(default: Any, reader: ValueReader, text: str) -> Any:
     """A setting whose value may be printed."""
     return field(default=default, metadata={"reader": reader, "text": text, "shown": True})
 
 
-def hidden(default: Any, reader: Reader, text: str) -> Any:
+def hidden(default: Any, reader: ValueReader, text: str) -> Any:
     """A setting whose value is never printed."""
     return field(default=default, metadata={"reader": reader, "text": text, "shown": False})
 
@@ -80,7 +80,7 @@ class AppSection:
 
     name: str | None = shown(None, named("application"), "name of the application; begins the names of its changelogs")
     log: str | None = hidden(
-        None, Reader(_log_address, {"type": "string"}), "address of the log: sqlite:/// or kafka://"
+        None, ValueReader(_log_address, {"type": "string"}), "address of the log: sqlite:/// or kafka://"
     )
     state_dir: Path | None = shown(None, PATH, "folder of the stores' files")
     guarantee: Guarantee = shown(
@@ -176,7 +176,7 @@ class SnapshotsSection:
     # Hidden, though credentials are refused in it: an address that is refused may hold some.
     to: str | None = hidden(
         None,
-        Reader(_storage_address, {"type": "string"}),
+        ValueReader(_storage_address, {"type": "string"}),
         "a folder, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://ACCOUNT/CONTAINER/PREFIX; left out: no snapshots",
     )
     every_ms: int | None = shown(None, or_off(_INTERVAL), "time between two snapshots of a task; off: time makes none")

@@ -31,7 +31,7 @@ Parse = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class ValueReader:
     """Reads one value; `schema` describes its form in TOML."""
 
     parse: Parse
@@ -89,15 +89,15 @@ def _parse_group(value: Any) -> str:
     return value
 
 
-SIZE = Reader(parse_size, {"type": ["string", "integer"], "examples": ["64MiB"], "minimum": 0})
-DURATION = Reader(parse_duration, {"type": "string", "examples": ["30s"], "pattern": "^[0-9]+ *(ms|s|m|h|d)$"})
-TEXT = Reader(_parse_text, {"type": "string", "minLength": 1, "maxLength": TEXT_MAX})
-SWITCH = Reader(_parse_switch, {"type": "boolean"})
-PATH = Reader(_parse_path, {"type": "string", "minLength": 1})
-GROUP = Reader(_parse_group, {"type": "string", "pattern": f"^{_GROUP.pattern}$"})
+SIZE = ValueReader(parse_size, {"type": ["string", "integer"], "examples": ["64MiB"], "minimum": 0})
+DURATION = ValueReader(parse_duration, {"type": "string", "examples": ["30s"], "pattern": "^[0-9]+ *(ms|s|m|h|d)$"})
+TEXT = ValueReader(_parse_text, {"type": "string", "minLength": 1, "maxLength": TEXT_MAX})
+SWITCH = ValueReader(_parse_switch, {"type": "boolean"})
+PATH = ValueReader(_parse_path, {"type": "string", "minLength": 1})
+GROUP = ValueReader(_parse_group, {"type": "string", "pattern": f"^{_GROUP.pattern}$"})
 
 
-def number(least: int, most: int | None = None) -> Reader:
+def number(least: int, most: int | None = None) -> ValueReader:
     """A whole number."""
 
     def parse(value: Any) -> int:
@@ -109,10 +109,10 @@ def number(least: int, most: int | None = None) -> Reader:
             raise ValueError(f"expected a whole number of at least {least}{upper}")
         return int(found)
 
-    return Reader(parse, {"type": "integer", "minimum": least} | ({} if most is None else {"maximum": most}))
+    return ValueReader(parse, {"type": "integer", "minimum": least} | ({} if most is None else {"maximum": most}))
 
 
-def at_least(reader: Reader, text: str) -> Reader:
+def at_least(reader: ValueReader, text: str) -> ValueReader:
     """The reader with a least value, spelled as in a file."""
     least = reader.parse(text)
 
@@ -122,26 +122,26 @@ def at_least(reader: Reader, text: str) -> Reader:
             raise ValueError(f"expected at least {text}")
         return found
 
-    return Reader(parse, {**reader.schema, "description": f"at least {text}"})
+    return ValueReader(parse, {**reader.schema, "description": f"at least {text}"})
 
 
-def or_off(reader: Reader) -> Reader:
+def or_off(reader: ValueReader) -> ValueReader:
     """The reader, with "off" for None."""
-    return Reader(
+    return ValueReader(
         lambda value: None if value == "off" else reader.parse(value),
         {"anyOf": [{"const": "off"}, dict(reader.schema)]},
     )
 
 
-def or_auto(reader: Reader) -> Reader:
+def or_auto(reader: ValueReader) -> ValueReader:
     """The reader of a text with a pattern, with "auto" for None; its schema keeps its fields."""
-    return Reader(
+    return ValueReader(
         lambda value: None if value == "auto" else reader.parse(value),
         {**reader.schema, "pattern": f"^auto$|{reader.schema['pattern']}"},
     )
 
 
-def one_of(*choices: str) -> Reader:
+def one_of(*choices: str) -> ValueReader:
     """One of the given words."""
 
     def parse(value: Any) -> str:
@@ -149,10 +149,10 @@ def one_of(*choices: str) -> Reader:
             raise ValueError(f"expected {' | '.join(choices)}")
         return str(value)
 
-    return Reader(parse, {"enum": list(choices)})
+    return ValueReader(parse, {"enum": list(choices)})
 
 
-def named(kind: str) -> Reader:
+def named(kind: str) -> ValueReader:
     """A name that cannot leave the state directory."""
 
     def parse(value: Any) -> str:
@@ -162,10 +162,10 @@ def named(kind: str) -> Reader:
             )
         return check_name(kind, value)
 
-    return Reader(parse, {"type": "string", "pattern": "^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$"})
+    return ValueReader(parse, {"type": "string", "pattern": "^[A-Za-z0-9_][A-Za-z0-9._-]{0,127}$"})
 
 
-def list_of(reader: Reader) -> Reader:
+def list_of(reader: ValueReader) -> ValueReader:
     """A list; text is split at commas."""
 
     def parse(value: Any) -> tuple[Any, ...]:
@@ -175,10 +175,10 @@ def list_of(reader: Reader) -> Reader:
             raise ValueError(f"expected a list of at most {LIST_MAX} values")
         return tuple(reader.parse(one) for one in found)
 
-    return Reader(parse, {"type": "array", "items": dict(reader.schema), "maxItems": LIST_MAX})
+    return ValueReader(parse, {"type": "array", "items": dict(reader.schema), "maxItems": LIST_MAX})
 
 
-def mapping_of_text() -> Reader:
+def mapping_of_text() -> ValueReader:
     """Names to texts, numbers or switches, as a table of TOML; names with dots may be nested tables."""
 
     def parse(value: Any) -> dict[str, str]:
@@ -186,7 +186,7 @@ def mapping_of_text() -> Reader:
             raise ValueError("expected a table of names and values")
         return {name: plain_text(found) for name, found in flattened(value)}
 
-    return Reader(parse, {"type": "object"})
+    return ValueReader(parse, {"type": "object"})
 
 
 def plain_text(value: Any) -> str:

@@ -25,7 +25,7 @@ from standfast.ops.demo.worker import start
 from standfast.replication.offsets import TaskId
 from standfast.replication.pauses import PLANNED
 from standfast.replication.placement.model import MoveKind
-from standfast.replication.placement.seen import Seen, SeenMove
+from standfast.replication.placement.seen import PlacementSeen, SeenMove
 from standfast.store.clock import Clock
 from standfast.store.errors import Unavailable
 from standfast.store.process.child import ChildProcess
@@ -53,7 +53,7 @@ class Course:
     clock: Clock
     _live: dict[str, ChildProcess[Any]] = field(default_factory=dict)
     _ids: dict[str, str] = field(default_factory=dict)  # of the instances, by process
-    _seen: Seen = field(init=False)
+    _seen: PlacementSeen = field(init=False)
     _committed: int = 0
     _boards: int = 0
 

@@ -28,7 +28,7 @@ FORMS = "embedded (the default), kafka (a broker is started for it), or kafka://
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DemoPlace:
     """A log. `kafka` is the version of a broker that was started for it.
 
     Every name on a user's cluster begins with `prefix`.
@@ -68,13 +68,13 @@ def check_place(log: str, prefix: str | None = None) -> None:
 @contextmanager
 def place_for(
     log: str, prefix: str, folder: Path, say: Callable[[str], None], *, light: bool = False, keep: bool = False
-) -> Iterator[Place]:
+) -> Iterator[DemoPlace]:
     """The place that `--log` names, for the time of the block. Raises StandfastError if there is none to be had.
 
     `light` as in Broker. `keep`: topics and groups of a run stay on a user's cluster.
     """
     if log == EMBEDDED:
-        yield Place(EMBEDDED, f"sqlite:///{quote(str(folder.absolute() / 'log.db'))}")
+        yield DemoPlace(EMBEDDED, f"sqlite:///{quote(str(folder.absolute() / 'log.db'))}")
     elif log == KAFKA:
         from standfast.ops.tools.broker import Broker
 
@@ -82,11 +82,11 @@ def place_for(
         with Broker(folder / "kafka", light=light, say=say) as broker:
             running = broker.running
             say(f"Kafka {running.version} answers at {running.address}")
-            yield Place(KAFKA, f"{SCHEME}://{running.address}", kafka=running.version)
+            yield DemoPlace(KAFKA, f"{SCHEME}://{running.address}", kafka=running.version)
     else:
         # At once: a client of Kafka would only go on trying to connect.
         check_listening(parse_kafka_address(log).servers, "have a broker started: --log kafka")
-        place = Place(KAFKA, log, f"{prefix}-{uuid4().hex[:8]}")
+        place = DemoPlace(KAFKA, log, f"{prefix}-{uuid4().hex[:8]}")
         say(f"on {log}, every name begins with {place.prefix}-")
         try:
             yield place

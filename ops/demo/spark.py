@@ -51,12 +51,12 @@ def _run(folder: Path, log: Log, settings: BoardSettings, out: Output, java: Jav
     from standfast.ops.cli.spark.pipeline import run_and_report, steps_shown
     from standfast.restore.spark.folder import Folder
     from standfast.restore.spark.pipeline import jobs_of_state
-    from standfast.restore.spark.places import Place
+    from standfast.restore.spark.places import TaskPlace
     from standfast.restore.spark.session import SparkPlace, session
     from standfast.restore.verify.at_rest import find_tasks
 
     state = state_dir(folder, "b")
-    places = [Place(one.app, one.task, str(one.path)) for one in find_tasks(state, settings.app)]
+    places = [TaskPlace(one.app, one.task, str(one.path)) for one in find_tasks(state, settings.app)]
     jobs = jobs_of_state(log, places)
     place = SparkPlace(MASTER, java.home, java.major, settings=SETTINGS)
     report, about = Folder(str(folder / FOLDER)), {"looked_at": "state", "state": str(state), "source": "native"}

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from standfast.ops.demo.board import BY_AIRPORT, HOUR_MS, LIVE, PARTITIONS, RESULTS, TOPIC, BoardSettings
 from standfast.replication.log import Log, TopicPolicy
 from standfast.replication.offsets import TopicPartition
-from standfast.replication.placement.seen import Seen, seen
+from standfast.replication.placement.seen import PlacementSeen, seen
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.takeover import plans
 from standfast.store import serde
@@ -65,7 +65,7 @@ class LogView:
         # Flights and the records made of them are committed together: no more can come once all flights are.
         return sum(self.committed().values()) >= total and not self._waiting()
 
-    def placement(self) -> Seen:
+    def placement(self) -> PlacementSeen:
         """Tasks, instances and the last moves, as `standfast placement` shows them."""
         members = {name: plan.managed for name, plan in plans(self._group.view()).items()}
         leader = self._group.owners().get(self._placement.leader_id)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from standfast.ops.config.store_argument import StoreArgument, store_spec
-from standfast.ops.doctor.state import Kept
+from standfast.ops.doctor.state import StoreOnDisk
 from standfast.ops.observe.offline import OfflineStores, open_tasks
 from standfast.replication.log import Log, LogSurvey, TopicPolicy
 from standfast.replication.metadata_parts import source_offsets
@@ -41,11 +41,11 @@ class Known:
     changelogs: tuple[Changelog, ...] = ()
     topics: Mapping[int, frozenset[str]] | None = None
     unreadable: tuple[tuple[str, str], ...] = ()  # (directory of a task, reason)
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[StoreOnDisk, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class DoctorView:
     """An application and its log at one moment."""
 
     application: Application
@@ -62,7 +62,7 @@ def look(
     known: Known,
     value_max_bytes: int,
     outputs: Sequence[str] = (),
-) -> Looked:
+) -> DoctorView:
     """Describe everything that belongs to an application.
 
     Raises Unavailable if the log does not answer, UnknownStore if it has nothing of the application and the command
@@ -102,7 +102,7 @@ def look(
     there = application.has_run or app in groups or any(survey.topics.get(name) is not None for name in own)
     if not there and not stores:
         raise UnknownStore(f"{log.address} has nothing of application {app!r}{_nearest(app, groups, names)}")
-    return Looked(application, survey, found.doubtful)
+    return DoctorView(application, survey, found.doubtful)
 
 
 def _nearest(app: str, groups: Sequence[str], names: Sequence[str]) -> str:
@@ -137,7 +137,7 @@ def known_of(app: str, tasks: Iterable[TaskAtRest]) -> Known:
     changelogs: dict[str, Changelog] = {}
     topics: dict[int, set[str]] = {}
     unreadable = []
-    kept: list[Kept] = []
+    kept: list[StoreOnDisk] = []
     for task in tasks:
         try:
             with open_tasks([task]) as (opened,):
@@ -158,13 +158,13 @@ def known_of(app: str, tasks: Iterable[TaskAtRest]) -> Known:
     )
 
 
-def _kept_of(opened: OfflineStores, name: str, need: Changelog) -> list[Kept]:
+def _kept_of(opened: OfflineStores, name: str, need: Changelog) -> list[StoreOnDisk]:
     # A store in memory is always restored from the beginning, so its position cannot be wrong.
     position = opened.cut.positions.get(name)
     if position is None or opened.definitions[name]["engine"] == "memory":
         return []
     at = opened.task
-    return [Kept(at.task, at.path, name, need.topic, need.from_source, position, opened.has_rows(name))]
+    return [StoreOnDisk(at.task, at.path, name, need.topic, need.from_source, position, opened.has_rows(name))]
 
 
 def _need_of_definition(app: str, name: str, definition: dict[str, Any], group: int) -> Changelog | None:

@@ -21,7 +21,7 @@ from standfast.replication.log import Log, TopicInfo, TopicSurvey
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.topics.rules import Changelog, Finding
 from standfast.restore.log_states import log_state, removed_heads
-from standfast.restore.plan import TIME_AHEAD, Plan, Refuse, Reinitialise, local_position, plan_changelog
+from standfast.restore.plan import TIME_AHEAD, Plan, Refuse, ReinitialisePlan, local_position, plan_changelog
 from standfast.store.clock import Clock
 from standfast.store.errors import Corruption, StandfastError
 from standfast.store.task.commit_record import Position
@@ -32,7 +32,7 @@ OPEN_MS, LOOK_MS = 2_000, 100  # a transaction that lasts no longer is a commit 
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class StoreOnDisk:
     """A store of a task in files: its changelog, the applied position, and whether it has a row."""
 
     task: TaskId
@@ -81,7 +81,7 @@ def _damage(log: str, what: str) -> Finding:
     )
 
 
-def state_findings(log: Log, app: str, kept: Iterable[Kept], now_ms: int) -> list[Finding]:
+def state_findings(log: Log, app: str, kept: Iterable[StoreOnDisk], now_ms: int) -> list[Finding]:
     """Stores that a start now would refuse or set aside. Raises Unavailable."""
     infos: dict[str, TopicInfo | None] = {}
     reader = log.reader()
@@ -192,7 +192,7 @@ def _headless(need: Changelog, heads: Mapping[int, int]) -> Finding:
     )
 
 
-def _finding(one: Kept, plan: Plan) -> Finding | None:
+def _finding(one: StoreOnDisk, plan: Plan) -> Finding | None:
     # Only these two plans take rows away from a reader; a resume or a restore from the beginning is ordinary.
     where = f"task {one.task} in {one.path}, store {one.store!r}"
     if isinstance(plan, Refuse):
@@ -214,7 +214,7 @@ def _finding(one: Kept, plan: Plan) -> Finding | None:
             "rows whose deletes compaction has removed since would come back, so the restore reads the whole changelog",
             "compare this machine's clock with others before the start: if it is behind, set it, and the store stays",
         )
-    if isinstance(plan, Reinitialise):
+    if isinstance(plan, ReinitialisePlan):
         return Finding(
             plan.reason,
             "warning",

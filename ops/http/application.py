@@ -3,7 +3,7 @@
     socket ──> uvicorn (h11, limits) ──> bounded, named, guards ──> Starlette ──> health, metrics, status, tasks, rows
                                                                              └──> control calls, the page
 
-Rules of this file: it maps requests to an `Instance` and back. An error becomes a document by the table of
+Rules of this file: it maps requests to an `AnsweringInstance` and back. An error becomes a document by the table of
 `error_codes.py`. Nothing blocks the event loop. Requests are not logged: their paths hold keys.
 """
 
@@ -28,7 +28,7 @@ from standfast.ops.http.protocol import ends_with_client
 from standfast.ops.observe.health import Health
 from standfast.ops.observe.metrics import CONTENT_TYPE
 from standfast.ops.observe.status import tasks_document
-from standfast.ops.shared.error_codes import BAD_REQUEST, LIMIT, NotFound, Reason, Refused, error_document, reason_of
+from standfast.ops.shared.error_codes import BAD_REQUEST, LIMIT, ErrorCode, NotFound, Refused, error_document, reason_of
 from standfast.ops.shared.text import dumps
 
 JSON = "application/json; charset=utf-8"
@@ -42,7 +42,7 @@ App = Callable[[Message, Receive, Send], Awaitable[None]]
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class Instance(Protocol):
+class AnsweringInstance(Protocol):
     """The source of the answers for the paths that every instance has. Methods raise errors of the library."""
 
     async def health(self, path: str, exclude: Collection[str]) -> Health:
@@ -66,11 +66,15 @@ class MethodNotAllowed(Refused):
     """The path exists, but not for this method."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(Reason(BAD_REQUEST.name, 405, BAD_REQUEST.resp), message)
+        super().__init__(ErrorCode(BAD_REQUEST.name, 405, BAD_REQUEST.resp), message)
 
 
 def application(
-    instance: Instance, more: Iterable[BaseRoute], *, health_as_json: bool = False, help: str = "see /v1/openapi.json"
+    instance: AnsweringInstance,
+    more: Iterable[BaseRoute],
+    *,
+    health_as_json: bool = False,
+    help: str = "see /v1/openapi.json",
 ) -> Starlette:
     """The application without guards. `more`: further routes; `help`: the place where the paths are listed."""
 
@@ -106,17 +110,17 @@ def application(
     return made
 
 
-async def status(instance: Instance, request: Request, body: Any = None) -> Response:
+async def status(instance: AnsweringInstance, request: Request, body: Any = None) -> Response:
     """GET /v1/status."""
     return answer(200, await instance.status())
 
 
-async def tasks(instance: Instance, request: Request, body: Any = None) -> Response:
+async def tasks(instance: AnsweringInstance, request: Request, body: Any = None) -> Response:
     """GET /v1/tasks: the tasks of the status alone."""
     return answer(200, tasks_document(await instance.status()))
 
 
-async def rows(instance: Instance, request: Request, body: Any = None) -> Response:
+async def rows(instance: AnsweringInstance, request: Request, body: Any = None) -> Response:
     """GET /v1/stores/NAME/get, scan or fetch."""
     return await instance.rows(request)
 

@@ -21,8 +21,8 @@ from standfast.ops.observe.reads import (
     LIMIT_MAX,
     REPLY_BYTES_MAX,
     VERBS,
-    Part,
     ReadRequest,
+    StorePart,
     document,
     live_part,
     read,
@@ -81,7 +81,7 @@ class Rows:
         left = self._unread(name, found) if request.partition is None else frozenset()
         return document(self._session.app, request, found, answer, left)
 
-    def _parts(self, request: ReadRequest, *, stale: bool) -> list[Part]:
+    def _parts(self, request: ReadRequest, *, stale: bool) -> list[StorePart]:
         """The partitions of the store to read. A partition that cannot be read now fails the whole answer."""
         spec = self._spec(request.store)
         held = self._session.all_tasks()
@@ -98,7 +98,7 @@ class Rows:
             raise NotAssigned(NOTHING_HELD)
         return [self._part(spec, task, stale) for _, task in sorted(tasks.items())]
 
-    def _part(self, spec: StoreSpec, task: Task, stale: bool) -> Part:
+    def _part(self, spec: StoreSpec, task: Task, stale: bool) -> StorePart:
         partition = task.id.partition
         if _is_standby(task) and not stale:
             raise standby_here(partition)
@@ -111,7 +111,7 @@ class Rows:
             raise NotAssigned(str(error)) from error
         return live_part(view.store, partition, view.role, view.lag_records)
 
-    def _unread(self, store: str, found: list[Part]) -> frozenset[int]:
+    def _unread(self, store: str, found: list[StorePart]) -> frozenset[int]:
         """The store's partitions that stand by here and were not read: their rows are at their active instances."""
         held = self._session.all_tasks().items()
         standbys = {one.partition for one, task in held if store in task.stores.specs and _is_standby(task)}

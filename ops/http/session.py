@@ -17,9 +17,9 @@ from starlette.routing import Route
 
 from standfast.ops.http.application import (
     HEALTH,
+    AnsweringInstance,
     App,
     HttpServer,
-    Instance,
     Json,
     Message,
     Receive,
@@ -36,13 +36,13 @@ from standfast.ops.http.application import (
 from standfast.ops.http.door import Door
 from standfast.ops.http.protocol import timed
 from standfast.ops.http.rows import ROW_PATHS, Rows
-from standfast.ops.observe.health import Facts, Health, of_session, startup
+from standfast.ops.observe.health import Health, HealthFacts, of_session, startup
 from standfast.ops.observe.metrics import SessionMetrics
 from standfast.ops.observe.placement import move_events
 from standfast.ops.observe.status import not_ready_reasons, status_document
 from standfast.ops.page.page import OpsPage
 from standfast.ops.security.audit import Audit
-from standfast.ops.security.http_guard import Guard
+from standfast.ops.security.http_guard import HttpGuard
 from standfast.ops.security.tls import guarded
 from standfast.ops.shared.error_codes import BAD_REQUEST, ERROR_SCHEMA
 from standfast.ops.shared.in_thread import in_thread
@@ -60,7 +60,7 @@ HELP = f"the paths are /, /metrics, /livez, /readyz, /v1/status, /v1/tasks, {', 
 
 
 class SessionInstance:
-    """The `Instance` of a session."""
+    """The `AnsweringInstance` of a session."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -69,7 +69,7 @@ class SessionInstance:
 
     async def health(self, path: str, exclude: Collection[str]) -> Health:
         if path == "/startupz":
-            return startup(Facts(), exclude)  # the port is served only once the session is there
+            return startup(HealthFacts(), exclude)  # the port is served only once the session is there
         return await in_thread(partial(self._health, path.strip("/z"), exclude))
 
     def _health(self, what: str, exclude: Collection[str]) -> Health:
@@ -104,7 +104,7 @@ class SessionInstance:
         return status | {"version": __version__} | events
 
 
-class PagedInstance(Instance, Protocol):
+class PagedInstance(AnsweringInstance, Protocol):
     """An instance with a page."""
 
     def page_status(self) -> Json:
@@ -122,7 +122,7 @@ def instance_server(instance: PagedInstance, door: Door, instance_id: str, clock
     page = OpsPage(instance.page_status)
     routes = [Route(path, answering(partial(handler, instance)), methods=["GET"]) for path, handler in PATHS.items()]
     app = application(instance, [*routes, *page.routes], health_as_json=True, help=HELP)
-    guard = Guard(_short(bounded(app, CONNECTIONS_MAX, "", beside=HEALTH)), door.rules(), door.tokens, Audit(clock))
+    guard = HttpGuard(_short(bounded(app, CONNECTIONS_MAX, "", beside=HEALTH)), door.rules(), door.tokens, Audit(clock))
     protocol = timed(REQUEST_S, connections_max=CONNECTIONS_MAX)
     settings = uvicorn.Config(
         named(guard, instance_id),

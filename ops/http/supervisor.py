@@ -26,7 +26,7 @@ from standfast.ops.http.server import OpsServer
 from standfast.ops.http.session import instance_server
 from standfast.ops.http.worker_lines import HOW, WorkerLine, WorkerLines, parsed
 from standfast.ops.http.worker_rows import WorkerRows
-from standfast.ops.observe.health import Facts, Health, of_session, startup
+from standfast.ops.observe.health import Health, HealthFacts, of_session, startup
 from standfast.ops.observe.metrics import Metrics
 from standfast.ops.observe.metrics_values import Sample, session_samples
 from standfast.ops.observe.placement import move_events
@@ -156,7 +156,7 @@ class SupervisorInstance:
     async def health(self, path: str, exclude: Collection[str]) -> Health:
         """Of the instance; no answer waits for a worker, for the log, or for a lock."""
         if path == "/startupz":
-            return startup(Facts(), exclude)  # the port is served only once the supervisor is there
+            return startup(HealthFacts(), exclude)  # the port is served only once the supervisor is there
         what = path.strip("/z")
         wrong = self._supervisor.not_ready_reasons() if what == "ready" else []
         if stalled := self._supervisor.stalled():

@@ -23,7 +23,7 @@ from standfast.ops.observe.reads import REPLY_BYTES_MAX, SCHEMA, ReadRequest, pa
 from standfast.ops.shared.error_codes import CLOSED, NOT_ACTIVE, NOT_ASSIGNED, NotAssigned
 from standfast.store.errors import InternalError, NotReady, Unavailable
 from standfast.store.names import few
-from standfast.stream.workers.orders import ACTIVE, STANDBY, HeldTask
+from standfast.stream.workers.orders import ACTIVE, STANDBY, ReportedTask
 from standfast.stream.workers.seen import InstanceSeen, WorkerSeen
 from standfast.stream.workers.supervisor import Supervisor
 
@@ -37,7 +37,7 @@ class _Place:
 
     partition: int
     worker: WorkerSeen
-    held: HeldTask
+    held: ReportedTask
 
     @property
     def stands_by(self) -> bool:

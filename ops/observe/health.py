@@ -27,7 +27,7 @@ SCHEMA = "standfast.health/1"
 
 
 @dataclass(frozen=True, slots=True)
-class Restoring:
+class RestoringHealth:
     """An active task that is still restoring. `fraction` of its records done; `seconds_left` None: unknown."""
 
     partition: int
@@ -41,7 +41,7 @@ class Restoring:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class HealthFacts:
     """The facts that health is judged by. Ages in milliseconds."""
 
     locked: bool = True
@@ -52,7 +52,7 @@ class Facts:
     fatal: str = ""
     draining: bool = False
     idle: str = ""  # the generation and age of a lease's end, if that closed tasks
-    pending: Sequence[Restoring] = ()
+    pending: Sequence[RestoringHealth] = ()
     failed: Sequence[str] = ()
     taken_over: Sequence[str] = ()  # tasks that another instance took
     disk_free_bytes: int | None = None
@@ -120,7 +120,7 @@ class Health:
         }
 
 
-def startup(facts: Facts, exclude: Iterable[str] = ()) -> Health:
+def startup(facts: HealthFacts, exclude: Iterable[str] = ()) -> Health:
     """Whether clients may call the instance."""
     # Kubernetes starts the application only after this probe of a native sidecar, and the application is the one that
     # assigns tasks: waiting here for the log or a restore would be a deadlock.
@@ -132,7 +132,7 @@ def startup(facts: Facts, exclude: Iterable[str] = ()) -> Health:
     return Health("startup", checks, tuple(exclude))
 
 
-def live(facts: Facts, exclude: Iterable[str] = ()) -> Health:
+def live(facts: HealthFacts, exclude: Iterable[str] = ()) -> Health:
     """Whether the instance makes progress; if not, it must be started again."""
     # Neither log nor disk is asked: a restart would mend neither, and a stale mount would hold the event loop up.
     worker_ms = facts.worker_age_ms
@@ -157,7 +157,7 @@ def live(facts: Facts, exclude: Iterable[str] = ()) -> Health:
     return Health("live", checks, tuple(exclude))
 
 
-def ready(facts: Facts, exclude: Iterable[str] = ()) -> Health:
+def ready(facts: HealthFacts, exclude: Iterable[str] = ()) -> Health:
     """Whether the application may process."""
     free, floor = facts.disk_free_bytes, facts.disk_floor_bytes
     # Ready without the tasks that another instance took would have the application process nothing, in good health.
@@ -190,11 +190,11 @@ def _ago(age_ms: int | None) -> str:
     return "unknown" if age_ms is None else f"{duration(age_ms / 1_000)} ago"
 
 
-def _log_degraded(facts: Facts) -> bool:
+def _log_degraded(facts: HealthFacts) -> bool:
     return bool(facts.log_error) and not facts.log_trouble
 
 
-def _restored_text(pending: Sequence[Restoring]) -> str:
+def _restored_text(pending: Sequence[RestoringHealth]) -> str:
     """`3 tasks, 41 %, 38 s`; the time of the slowest, left out while one is not known."""
     if not pending:
         return ""

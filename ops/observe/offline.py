@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from standfast.ops.observe.reads import Part
+from standfast.ops.observe.reads import StorePart
 from standfast.restore.verify.at_rest import MEMORY_BYTES, TaskAtRest, definitions_of, rows_of, tasks_of
 from standfast.store import serde as serdes
 from standfast.store.engine import DEFAULT_FAMILY
@@ -52,7 +52,7 @@ class OfflineStores:
         self.cut = read_record(engine, where)
         self.definitions = definitions_of(engine, where)
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> StorePart:
         """A store, for reading. Raises UnknownStore, InvalidRequest for one in memory, NotReady during an import."""
         definition = self.definitions.get(name)
         if definition is None:
@@ -68,7 +68,7 @@ class OfflineStores:
         key, value = serdes.by_name(definition["key"]), serdes.by_name(definition["value"])
         spec = definition_spec(name, definition)
         rows = rows_of(self.engine, name, self.cut.stores.get(name, StoreTimes()))
-        return Part(self.task.task.partition, spec, rows, "offline", 0, key, value)
+        return StorePart(self.task.task.partition, spec, rows, "offline", 0, key, value)
 
     def store(self, name: str) -> AnyStore:
         """A store, for reading; raises as `part`. Serdes of the application's own are replaced by bytes."""

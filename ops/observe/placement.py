@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.model import Assignment
-from standfast.replication.placement.seen import PlacementSnapshot, Seen, SeenCopy, SeenMove
+from standfast.replication.placement.seen import PlacementSeen, PlacementSnapshot, SeenCopy, SeenMove
 from standfast.store.errors import Corruption
 
 Json: TypeAlias = dict[str, Any]
@@ -22,7 +22,7 @@ MOVES_OF_GENERATION = 100_000  # above the moves of any generation, so that the 
 _PARTS = ("active", "standbys", "warmups", "after", "held", "replacing", "homes")
 
 
-def placement_document(seen: Seen) -> Json:
+def placement_document(seen: PlacementSeen) -> Json:
     """The whole picture."""
     return {
         "schema": SCHEMA,
@@ -75,7 +75,7 @@ def _numbered(moves: Iterable[Json]) -> Iterable[tuple[int, Json]]:
         yield number, move
 
 
-def _parts(seen: Seen) -> Json:
+def _parts(seen: PlacementSeen) -> Json:
     return {
         "generation": seen.generation,
         "epoch": seen.epoch,

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, TypeAlias
 
-from standfast.ops.shared.kinds import OPS, Bounds, KindOps
+from standfast.ops.shared.kinds import OPS, KeyBounds, KindOps
 from standfast.ops.shared.text import KeyFormat, key_from_raw, key_to_raw, prefix_to_raw, value_from_raw
 from standfast.store import serde as serdes
 from standfast.store import value_timestamp
@@ -74,7 +74,7 @@ class ReadRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StorePart:
     """A store of one partition, opened over raw bytes, with its role, lag and serdes."""
 
     partition: int
@@ -95,12 +95,12 @@ class Answer:
     after: str | None = None
 
 
-def live_part(store: TypedStore[Any, Any, Any], partition: int, role: str, lag_records: int) -> Part:
+def live_part(store: TypedStore[Any, Any, Any], partition: int, role: str, lag_records: int) -> StorePart:
     """A part with the application's serdes, as the store uses them."""
-    return Part(partition, store.spec, store.rows, role, lag_records, store.key_serde, store.value_serde)
+    return StorePart(partition, store.spec, store.rows, role, lag_records, store.key_serde, store.value_serde)
 
 
-def read(parts: Iterable[Part], request: ReadRequest, bytes_max: int = REPLY_BYTES_MAX) -> Answer:
+def read(parts: Iterable[StorePart], request: ReadRequest, bytes_max: int = REPLY_BYTES_MAX) -> Answer:
     """Rows of all parts in turn, each in order. Closes the parts' scans."""
     total = 0
     rows: list[JsonRow] = []
@@ -125,7 +125,7 @@ def read(parts: Iterable[Part], request: ReadRequest, bytes_max: int = REPLY_BYT
 
 
 def document(
-    app: str, request: ReadRequest, parts: Iterable[Part], answer: Answer, not_read: Collection[int] = ()
+    app: str, request: ReadRequest, parts: Iterable[StorePart], answer: Answer, not_read: Collection[int] = ()
 ) -> JsonRow:
     """The answer as one JSON document. `not_read`: the partitions that stand by here and were not asked for."""
     parts = list(parts)
@@ -170,7 +170,7 @@ def _place(partition: int, place: bytes | int) -> str:
     return base64.urlsafe_b64encode(json.dumps(shape).encode()).decode()
 
 
-def _rows(part: Part, request: ReadRequest, told: bytes | int = 0) -> Iterator[JsonRow]:
+def _rows(part: StorePart, request: ReadRequest, told: bytes | int = 0) -> Iterator[JsonRow]:
     """Rows after the given place: after a key, or after a number of rows."""
     ops = _checked_ops(part, request)
     ranged = request.key_from is not None or request.key_to is not None
@@ -186,7 +186,7 @@ def _rows(part: Part, request: ReadRequest, told: bytes | int = 0) -> Iterator[J
     if isinstance(told, bytes) != by_key and told != 0:
         raise InvalidRequest("`after` belongs to another store: begin without it")
     if key is None or isinstance(told, bytes):
-        found = ops.scan(store, Bounds(low, high, prefix, told if isinstance(told, bytes) else None))
+        found = ops.scan(store, KeyBounds(low, high, prefix, told if isinstance(told, bytes) else None))
     elif request.verb == "get":
         assert ops.get is not None
         found = ops.get(store, key, request.as_of)
@@ -203,7 +203,7 @@ def _rows(part: Part, request: ReadRequest, told: bytes | int = 0) -> Iterator[J
         yield row
 
 
-def _checked_ops(part: Part, request: ReadRequest) -> KindOps:
+def _checked_ops(part: StorePart, request: ReadRequest) -> KindOps:
     kind = part.spec.kind
     ops = OPS[kind]
     if request.verb == "get" and ops.get is None:
@@ -215,13 +215,13 @@ def _checked_ops(part: Part, request: ReadRequest) -> KindOps:
     return ops
 
 
-def _key(part: Part, request: ReadRequest, text: str | None) -> bytes | None:
+def _key(part: StorePart, request: ReadRequest, text: str | None) -> bytes | None:
     if text is None:
         return None
     return _bounded(part, key_to_raw(part.key_serde, text, request.key_format, store=request.store))
 
 
-def _bounded(part: Part, key: bytes) -> bytes:
+def _bounded(part: StorePart, key: bytes) -> bytes:
     # An error and no empty answer: the caller would take such a row for absent.
     limit = part.rows.limits.key_bytes
     if len(key) > limit:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from standfast.ops.observe.verdict import Json
-from standfast.ops.page.history import History
+from standfast.ops.page.history import PageHistory
 from standfast.ops.page.html import Page, changes, document, render, verdict_block, whole
 from standfast.ops.shared.in_thread import in_thread
 from standfast.store.clock import Clock
@@ -43,7 +43,7 @@ Status = Callable[[], Mapping[str, Any]]
 
 
 @dataclass(eq=False, slots=True)
-class Stream:
+class PageStream:
     """Changes that one reader has not received yet; None ends the stream."""
 
     # One place more than changes may take, so that the end always has room.
@@ -64,15 +64,15 @@ class Stream:
         self.queue.put_nowait(None)
 
 
-class Feed:
+class PageFeed:
     """The current page, and streams of its changes. To be used on one event loop."""
 
     def __init__(self, status: Status, clock: Clock, streams_max: int = STREAMS_MAX) -> None:
         self._read = status
         self._clock = clock
         self._streams_max = streams_max
-        self._streams: set[Stream] = set()
-        self._history = History()
+        self._streams: set[PageStream] = set()
+        self._history = PageHistory()
         self._status: Json = NOTHING
         self._page = Page("")
         self._page_ms: int | None = None
@@ -117,18 +117,18 @@ class Feed:
             self._seen = secrets.token_hex(8)
         self._page, self._page_ms = page, now_ms
 
-    def open(self) -> Stream | None:
+    def open(self) -> PageStream | None:
         """A new stream, to be begun. None if there are too many; it is ended already if the feed is closed."""
         if len(self._streams) >= self._streams_max:
             return None
-        stream = Stream()
+        stream = PageStream()
         if self._closed.is_set():
             stream.end()
         else:
             self._streams.add(stream)
         return stream
 
-    async def begin(self, stream: Stream, seen: str = "") -> None:
+    async def begin(self, stream: PageStream, seen: str = "") -> None:
         """Put the whole page into a new stream, unless its reader has `seen` it; changes follow.
 
         If the status cannot be read for another reason than the library's errors, ends the stream and raises that.
@@ -142,7 +142,7 @@ class Feed:
         if self._ticker is None or self._ticker.done():
             self._ticker = asyncio.create_task(self._tick(page))
 
-    def unsubscribe(self, stream: Stream) -> None:
+    def unsubscribe(self, stream: PageStream) -> None:
         """Remove a stream whose reader is gone."""
         self._streams.discard(stream)
 

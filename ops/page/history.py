@@ -88,7 +88,7 @@ class Meter:
 
 
 @dataclass(slots=True)
-class History:
+class PageHistory:
     """Facts that the page keeps between two readings. Keys of `series` and `meters`: see `_levels` and `_totals`."""
 
     series: dict[str, Series] = field(default_factory=dict)
@@ -139,7 +139,7 @@ class History:
         self.done = dict(kept[-DONE_KEPT:])
 
 
-def bars(status: Json, history: History) -> list[Bar]:
+def bars(status: Json, history: PageHistory) -> list[Bar]:
     """Running restores, slowest first, then restores that ended."""
     running = [_bar(one) for one in status["restores"]]
     # An unknown remaining time counts as the slowest.

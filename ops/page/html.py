@@ -18,7 +18,17 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from standfast.ops.observe.clocks import clocked, waits_for
 from standfast.ops.observe.verdict import Json, duration, size, store_key, stores_of, verdict
-from standfast.ops.page.history import CALLS, Bar, History, bars, call_key, lag_key, restore_key, server_key, task_key
+from standfast.ops.page.history import (
+    CALLS,
+    Bar,
+    PageHistory,
+    bars,
+    call_key,
+    lag_key,
+    restore_key,
+    server_key,
+    task_key,
+)
 from standfast.ops.page.model import (
     StoreSum,
     age,
@@ -158,7 +168,7 @@ class Page:
     tables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
-def render(status: Json, history: History, now_ms: int) -> Page:
+def render(status: Json, history: PageHistory, now_ms: int) -> Page:
     """The page of a status document."""
     found = verdict(status)
     tables = {name: dict(_limited(name, rows)) for name, rows in _rows(status, history, now_ms).items()}
@@ -229,7 +239,7 @@ def lookups(status: Json) -> dict[str, str]:
 Row = tuple[str, object, tuple[Any, ...]]  # key, first cell, and the values of the other cells
 
 
-def _rows(status: Json, history: History, now_ms: int) -> dict[str, Iterable[Row]]:
+def _rows(status: Json, history: PageHistory, now_ms: int) -> dict[str, Iterable[Row]]:
     """The rows of each table; `events` only if the status has them."""
     events = reversed(status.get("events", ()))
     placement = status.get("placement") or {}
@@ -269,20 +279,20 @@ def _snapshot_rows(snapshots: Json, now_ms: int) -> Iterator[Row]:
         yield one["snapshot"], one["task"], (one, None, snapshots["storage"], now_ms)
 
 
-def _standby_row(task: Json, store: Json, history: History, now_ms: int) -> Row:
+def _standby_row(task: Json, store: Json, history: PageHistory, now_ms: int) -> Row:
     key = store_key(task, store)
     return key, task["task"], (store, history.chart(lag_key(key)), history.rate(key), now_ms)
 
 
-def _restore_row(bar: Bar, history: History) -> Row:
+def _restore_row(bar: Bar, history: PageHistory) -> Row:
     return bar.key, bar.task, (bar, history.chart(restore_key(bar.key)))
 
 
-def _store_row(name: str, one: StoreSum, history: History) -> Row:
+def _store_row(name: str, one: StoreSum, history: PageHistory) -> Row:
     return name, name, (one, [history.rate(call_key(name, call)) for call in CALLS])
 
 
-def _server_row(one: Json, history: History) -> Row:
+def _server_row(one: Json, history: PageHistory) -> Row:
     server, what = one["server"], one["what"]
     return f"{server}/{what}", server, (one, history.rate(server_key(server, what)))
 

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from standfast.ops.observe.verdict import Json, duration, size, stores_of
-from standfast.ops.page.history import History
+from standfast.ops.page.history import PageHistory
 from standfast.store.timestamps import duration_text
 
 RISK = 0.1  # this bound and the next are those of the alert StandfastRetentionRisk
@@ -96,7 +96,7 @@ class Tile(NamedTuple):
     about: str = ""
 
 
-def tiles(status: Json, history: History) -> list[Tile]:
+def tiles(status: Json, history: PageHistory) -> list[Tile]:
     """The most important numbers."""
     tasks = status["tasks"]
     active = [task for task in tasks if task["role"] == "active"]

@@ -23,9 +23,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from standfast.ops.page.feed import STREAMS_MAX, Feed, Status, Stream
+from standfast.ops.page.feed import STREAMS_MAX, PageFeed, PageStream, Status
 from standfast.ops.page.html import whole
-from standfast.ops.page.peek import Look, Peek
+from standfast.ops.page.peek import Look, PeekRoute
 from standfast.store.clock import Clock, SystemClock
 
 RETRY_MS = 1_000
@@ -73,8 +73,8 @@ class OpsPage:
         self._peeks = peek is not None
         clock = clock or SystemClock()
         # A reading is the same for all of its readers, so those without a right to all rows have one without links.
-        self._plain = Feed(status, clock, streams_max)
-        self.feed = Feed(lambda: {**status(), "peek": True}, clock, streams_max) if self._peeks else self._plain
+        self._plain = PageFeed(status, clock, streams_max)
+        self.feed = PageFeed(lambda: {**status(), "peek": True}, clock, streams_max) if self._peeks else self._plain
         # Read once: a request must not wait for the disk on the event loop.
         self._files = {name: (DATA / name).read_bytes() for name in FILES}
         self.routes: list[Route] = [
@@ -84,14 +84,14 @@ class OpsPage:
             *(Route(f"/{name}", self._file, methods=["GET"]) for name in FILES),
         ]
         if peek is not None:
-            self.routes.append(Route("/peek/{store}/{partition:int}", Peek(peek, HEADERS).page, methods=["GET"]))
+            self.routes.append(Route("/peek/{store}/{partition:int}", PeekRoute(peek, HEADERS).page, methods=["GET"]))
 
     def close(self) -> None:
         """End the streams when the server stops, and answer the requests that wait for a reading."""
         self.feed.close()
         self._plain.close()
 
-    def _feed_of(self, scope: Scope) -> Feed:
+    def _feed_of(self, scope: Scope) -> PageFeed:
         return self.feed if self._reads(scope) is None else self._plain
 
     async def _page(self, request: Request) -> Response:
@@ -116,7 +116,7 @@ class OpsPage:
 class _Events:
     """The stream, as a plain ASGI endpoint: a reader that takes nothing for SEND_S_MAX is cut off."""
 
-    def __init__(self, feed_of: Callable[[Scope], Feed]) -> None:
+    def __init__(self, feed_of: Callable[[Scope], PageFeed]) -> None:
         self._feed_of = feed_of
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -146,7 +146,7 @@ class _Events:
             gone.cancel()
             feed.unsubscribe(stream)
 
-    async def _pump(self, stream: Stream, gone: asyncio.Task[None], send: Send) -> None:
+    async def _pump(self, stream: PageStream, gone: asyncio.Task[None], send: Send) -> None:
         await _send(send, f"retry: {RETRY_MS}\n\n")
         while True:
             # Beside the disconnect: a quiet stream would notice a closed connection only with its next event.

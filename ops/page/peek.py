@@ -31,7 +31,7 @@ HTML = "text/html; charset=utf-8"
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class PeekedRecords:
     """The last records of a changelog."""
 
     changelog: TopicPartition
@@ -40,10 +40,10 @@ class Looked:
     records: list[Record]
 
 
-Look = Callable[[str, int], Looked]  # called in a thread; raises errors of the library
+Look = Callable[[str, int], PeekedRecords]  # called in a thread; raises errors of the library
 
 
-def look(log: Log, changelog: TopicPartition) -> Looked:
+def look(log: Log, changelog: TopicPartition) -> PeekedRecords:
     """Read the end of a changelog, by a reader of its own."""
     # Not by the session's reader, which holds the positions of its tasks.
     reader = log.reader()
@@ -59,12 +59,12 @@ def look(log: Log, changelog: TopicPartition) -> Looked:
             for batch in reader.fetch(RECORDS_MAX, WAIT_MS):
                 records += batch.records
                 position = batch.next_offset
-        return Looked(changelog, bounds.begin, bounds.end, records[-RECORDS_MAX:])
+        return PeekedRecords(changelog, bounds.begin, bounds.end, records[-RECORDS_MAX:])
     finally:
         reader.close()
 
 
-class Peek:
+class PeekRoute:
     """The route's handler."""
 
     def __init__(self, look_at: Look, headers: dict[str, str]) -> None:

@@ -28,7 +28,7 @@ audit_logger = logging.getLogger(AUDIT_LOGGER)
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class AuditEvent:
     """One event. `number` grows by one from 1; `at_ms` is wall time."""
 
     number: int
@@ -49,7 +49,7 @@ class Audit:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._kept: deque[Event] = deque(maxlen=KEPT_MAX)
+        self._kept: deque[AuditEvent] = deque(maxlen=KEPT_MAX)
         self._number = 0
         self._window_ms = -REFUSALS_MS
         self._refused = 0
@@ -78,7 +78,7 @@ class Audit:
             self._add("refusals_left_out", "-", REFUSED, {"count": left_out})
         self._add(event, actor, REFUSED, fields)
 
-    def recent(self, after: int = 0) -> list[Event]:
+    def recent(self, after: int = 0) -> list[AuditEvent]:
         """Events with a number above `after`, the oldest first."""
         with self._lock:
             return [event for event in self._kept if event.number > after]
@@ -88,7 +88,7 @@ class Audit:
         short = {name: value if isinstance(value, int) else str(value)[:TEXT_MAX] for name, value in fields.items()}
         with self._lock:
             self._number += 1
-            one = Event(self._number, self._clock.wall_ms(), event, actor[:TEXT_MAX], outcome, short)
+            one = AuditEvent(self._number, self._clock.wall_ms(), event, actor[:TEXT_MAX], outcome, short)
             self._kept.append(one)
         line: dict[str, Any] = {"event": event, "actor": one.actor, "outcome": outcome, "at_ms": one.at_ms, **short}
         # ASCII: no control character reaches a terminal.

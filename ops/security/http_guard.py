@@ -129,7 +129,7 @@ class GuardRules:
         return None if uid in self.uids else f"user {uid} of this machine is not {self.users}"
 
 
-class Guard:
+class HttpGuard:
     """An ASGI layer: passes a request on, or answers with a refusal that is audited."""
 
     def __init__(self, app: App, rules: GuardRules, tokens: Tokens, audit: Audit) -> None:

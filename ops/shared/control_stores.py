@@ -22,7 +22,7 @@ from standfast.store.specs import SPECS, TRAITS, StoreSpec, definition_changes
 _COMMON = ("timestamped", "caching", "logging", "engine", "changelog")
 
 
-class Declared(NamedTuple):
+class DeclaredStores(NamedTuple):
     """The result of a declaration: all stores from now on, and the names that are new."""
 
     specs: tuple[StoreSpec, ...]
@@ -58,7 +58,7 @@ def shape_of(spec: StoreSpec) -> dict[str, Any]:
     return shape
 
 
-def declare(present: Iterable[StoreSpec], shapes: Iterable[Mapping[str, Any]]) -> Declared:
+def declare(present: Iterable[StoreSpec], shapes: Iterable[Mapping[str, Any]]) -> DeclaredStores:
     """Add declared stores to those present. Raises InvalidRequest or Conflict, and changes nothing then."""
     known = {spec.name: spec for spec in present}
     created: list[str] = []
@@ -78,4 +78,4 @@ def declare(present: Iterable[StoreSpec], shapes: Iterable[Mapping[str, Any]]) -
                 f"store {spec.name!r} is declared with another definition ({'; '.join(changes)}): declare it as it "
                 "was, or give the changed store a new name"
             )
-    return Declared(tuple(known.values()), tuple(created))
+    return DeclaredStores(tuple(known.values()), tuple(created))

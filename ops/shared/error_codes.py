@@ -23,7 +23,7 @@ RETRY_AFTER_S: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class ErrorCode:
     """One error code: its name, HTTP status, first word of the RESP error, and seconds until a retry may help."""
 
     name: str
@@ -33,52 +33,52 @@ class Reason:
 
 
 # The restore gate of the task is shut: wait until it is ready.
-RESTORING: Final = Reason("RESTORING", 503, "LOADING", RETRY_AFTER_S)
+RESTORING: Final = ErrorCode("RESTORING", 503, "LOADING", RETRY_AFTER_S)
 # This instance does not hold the partition: assign it, or locate its owner.
-NOT_ASSIGNED: Final = Reason("NOT_ASSIGNED", 409, "NOTASSIGNED")
+NOT_ASSIGNED: Final = ErrorCode("NOT_ASSIGNED", 409, "NOTASSIGNED")
 # A standby here: write and read at the active task.
-NOT_ACTIVE: Final = Reason("NOT_ACTIVE", 409, "READONLY")
+NOT_ACTIVE: Final = ErrorCode("NOT_ACTIVE", 409, "READONLY")
 # The replica has not read as far as the request demands.
-NOT_UP_TO_BOUND: Final = Reason("NOT_UP_TO_BOUND", 503, "BEHIND", RETRY_AFTER_S)
+NOT_UP_TO_BOUND: Final = ErrorCode("NOT_UP_TO_BOUND", 503, "BEHIND", RETRY_AFTER_S)
 # A newer owner, or a newer generation or session than the caller's: stop, read the source offsets, start again there.
-FENCED: Final = Reason("FENCED", 409, "FENCED")
-STALE_EPOCH: Final = Reason("STALE_EPOCH", 409, "FENCED")
+FENCED: Final = ErrorCode("FENCED", 409, "FENCED")
+STALE_EPOCH: Final = ErrorCode("STALE_EPOCH", 409, "FENCED")
 # The call is wrong: fix it.
-BAD_REQUEST: Final = Reason("BAD_REQUEST", 400, "ERR")
-BAD_BATCH: Final = Reason("BAD_BATCH", 400, "ERR")
-BAD_NAME: Final = Reason("BAD_NAME", 400, "ERR")
-NOT_FOUND: Final = Reason("NOT_FOUND", 404, "ERR")
-NO_SUCH_STORE: Final = Reason("NO_SUCH_STORE", 404, "ERR")
-CONFLICT: Final = Reason("CONFLICT", 409, "ERR")
-TOO_LARGE: Final = Reason("TOO_LARGE", 413, "ERR")
+BAD_REQUEST: Final = ErrorCode("BAD_REQUEST", 400, "ERR")
+BAD_BATCH: Final = ErrorCode("BAD_BATCH", 400, "ERR")
+BAD_NAME: Final = ErrorCode("BAD_NAME", 400, "ERR")
+NOT_FOUND: Final = ErrorCode("NOT_FOUND", 404, "ERR")
+NO_SUCH_STORE: Final = ErrorCode("NO_SUCH_STORE", 404, "ERR")
+CONFLICT: Final = ErrorCode("CONFLICT", 409, "ERR")
+TOO_LARGE: Final = ErrorCode("TOO_LARGE", 413, "ERR")
 # Too much at once: back off.
-QUEUE_FULL: Final = Reason("QUEUE_FULL", 429, "BUSY", RETRY_AFTER_S)
-LIMIT: Final = Reason("LIMIT", 429, "BUSY", RETRY_AFTER_S)
-DISK_FULL: Final = Reason("DISK_FULL", 507, "MISCONF", RETRY_AFTER_S)
+QUEUE_FULL: Final = ErrorCode("QUEUE_FULL", 429, "BUSY", RETRY_AFTER_S)
+LIMIT: Final = ErrorCode("LIMIT", 429, "BUSY", RETRY_AFTER_S)
+DISK_FULL: Final = ErrorCode("DISK_FULL", 507, "MISCONF", RETRY_AFTER_S)
 # A commit may have happened or not, and only the source offsets show it: read them before sending anything again.
-COMMIT_UNKNOWN: Final = Reason("COMMIT_UNKNOWN", 500, "UNKNOWN")
+COMMIT_UNKNOWN: Final = ErrorCode("COMMIT_UNKNOWN", 500, "UNKNOWN")
 # The log or the file system did not answer: ask again.
-UNAVAILABLE: Final = Reason("UNAVAILABLE", 503, "UNAVAILABLE", RETRY_AFTER_S)
-HELD: Final = Reason("HELD", 409, "UNAVAILABLE", RETRY_AFTER_S)
+UNAVAILABLE: Final = ErrorCode("UNAVAILABLE", 503, "UNAVAILABLE", RETRY_AFTER_S)
+HELD: Final = ErrorCode("HELD", 409, "UNAVAILABLE", RETRY_AFTER_S)
 # The task failed and is being opened again.
-CLOSED: Final = Reason("CLOSED", 503, "UNAVAILABLE", RETRY_AFTER_S)
+CLOSED: Final = ErrorCode("CLOSED", 503, "UNAVAILABLE", RETRY_AFTER_S)
 # The process ends: connect again later.
-DRAINING: Final = Reason("DRAINING", 503, "LOADING", RETRY_AFTER_S)
+DRAINING: Final = ErrorCode("DRAINING", 503, "LOADING", RETRY_AFTER_S)
 # Damage or loss, which only a person can judge. No retry time: asking again does not help.
-CORRUPT: Final = Reason("CORRUPT", 500, "CORRUPT")
-LOG_LOST: Final = Reason("LOG_LOST", 500, "CORRUPT")
-INTERNAL: Final = Reason("INTERNAL", 500, "ERR")
+CORRUPT: Final = ErrorCode("CORRUPT", 500, "CORRUPT")
+LOG_LOST: Final = ErrorCode("LOG_LOST", 500, "CORRUPT")
+INTERNAL: Final = ErrorCode("INTERNAL", 500, "ERR")
 # The client is unknown, or lacks the permission.
-NOAUTH: Final = Reason("NOAUTH", 401, "NOAUTH")
-WRONGPASS: Final = Reason("WRONGPASS", 401, "WRONGPASS")
-NOPERM: Final = Reason("NOPERM", 403, "NOPERM")
+NOAUTH: Final = ErrorCode("NOAUTH", 401, "NOAUTH")
+WRONGPASS: Final = ErrorCode("WRONGPASS", 401, "WRONGPASS")
+NOPERM: Final = ErrorCode("NOPERM", 403, "NOPERM")
 
-REASONS: Final[dict[str, Reason]] = {
-    reason.name: reason for reason in list(globals().values()) if isinstance(reason, Reason)
+REASONS: Final[dict[str, ErrorCode]] = {
+    reason.name: reason for reason in list(globals().values()) if isinstance(reason, ErrorCode)
 }
 
 # First match wins, so a class stands above the one it derives from.
-ERRORS: Final[tuple[tuple[type[StandfastError], Reason, int], ...]] = (
+ERRORS: Final[tuple[tuple[type[StandfastError], ErrorCode, int], ...]] = (
     (errors.UnknownStore, NO_SUCH_STORE, exits.USAGE),
     (errors.BadConfig, BAD_REQUEST, exits.CONFIG),
     (errors.TooLarge, TOO_LARGE, exits.USAGE),
@@ -105,7 +105,7 @@ _DISK_FULL_TEXTS = ("No space left", "no space left", "disk full", "Disk quota e
 class Refused(StandfastError):
     """An instance refuses a request with an error code of the table; the request changed nothing."""
 
-    def __init__(self, reason: Reason, message: str) -> None:
+    def __init__(self, reason: ErrorCode, message: str) -> None:
         self.reason = reason
         super().__init__(message)
 
@@ -131,7 +131,7 @@ class NotActive(Refused):
         super().__init__(NOT_ACTIVE, message)
 
 
-def reason_of(error: BaseException) -> Reason:
+def reason_of(error: BaseException) -> ErrorCode:
     """The error code of any error; INTERNAL for one that standfast did not raise on purpose."""
     if isinstance(error, Refused):
         return error.reason

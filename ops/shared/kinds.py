@@ -32,7 +32,7 @@ Reply = Literal["ok", "number", "value", "starts", "windowed", "version", "versi
 _WORDS = re.compile(r"\[([^]]+)\]|(\S+)")
 
 
-class Bounds(NamedTuple):
+class KeyBounds(NamedTuple):
     """Raw keys of a scan: from low to high, both included, None is open; or keys with a prefix. `behind`: only keys
     after it in the order of the scan."""
 
@@ -98,7 +98,7 @@ class KindOps:
     `fetch`."""
 
     verbs: tuple[Verb, ...]
-    scan: Callable[[Store, Bounds], Iterator[RawRow]]
+    scan: Callable[[Store, KeyBounds], Iterator[RawRow]]
     get: Callable[[Store, bytes, int | None], Iterator[RawRow]] | None = None
     fetch: Callable[[Store, bytes, int, int], Iterator[RawRow]] | None = None
 
@@ -110,7 +110,7 @@ def get_value(store: Store, key: bytes, as_of: int | None) -> Iterator[RawRow]:
         yield key, {}, value
 
 
-def scan_keys(store: Store, bounds: Bounds) -> Iterator[RawRow]:
+def scan_keys(store: Store, bounds: KeyBounds) -> Iterator[RawRow]:
     """Rows of a store that has one row a key."""
     low, high, prefix, behind = bounds
     plain = prefix is not None and behind is None
@@ -120,7 +120,7 @@ def scan_keys(store: Store, bounds: Bounds) -> Iterator[RawRow]:
         yield key, {}, value
 
 
-def _scan_windowed(store: Store, bounds: Bounds, rows: Iterator[tuple[Windowed[bytes], bytes]]) -> Iterator[RawRow]:
+def _scan_windowed(store: Store, bounds: KeyBounds, rows: Iterator[tuple[Windowed[bytes], bytes]]) -> Iterator[RawRow]:
     unit = store.spec.traits.times.unit
     beyond = None if bounds.prefix is None else after_prefix(bounds.prefix)
     for (key, start, end), value in rows:
@@ -130,7 +130,7 @@ def _scan_windowed(store: Store, bounds: Bounds, rows: Iterator[tuple[Windowed[b
             yield key, {f"{unit}_start": start, f"{unit}_end": end}, value
 
 
-def _first(bounds: Bounds) -> bytes | None:
+def _first(bounds: KeyBounds) -> bytes | None:
     return bounds.low if bounds.prefix is None else bounds.prefix
 
 
@@ -140,7 +140,7 @@ def _fetch_windows(store: Store, key: bytes, first: int, last: int) -> Iterator[
         yield key, {"window_start": start, "window_end": window_key.end_of(start, size_ms)}, value
 
 
-def _scan_windows(store: Store, bounds: Bounds) -> Iterator[RawRow]:
+def _scan_windows(store: Store, bounds: KeyBounds) -> Iterator[RawRow]:
     return _scan_windowed(store, bounds, store.fetch_key_range(_first(bounds), bounds.high, 0, TIME_MAX))
 
 
@@ -149,7 +149,7 @@ def _fetch_sessions(store: Store, key: bytes, first: int, last: int) -> Iterator
         yield key, {"session_start": start, "session_end": end}, value
 
 
-def _scan_sessions(store: Store, bounds: Bounds) -> Iterator[RawRow]:
+def _scan_sessions(store: Store, bounds: KeyBounds) -> Iterator[RawRow]:
     return _scan_windowed(store, bounds, store.fetch_key_range(_first(bounds), bounds.high))
 
 
@@ -167,7 +167,7 @@ def _fetch_versions(store: Store, key: bytes, first: int, last: int) -> Iterator
     return (_version(key, record) for record in store.range(key, first, last, ascending=True))
 
 
-def _scan_versions(store: Store, bounds: Bounds) -> Iterator[RawRow]:
+def _scan_versions(store: Store, bounds: KeyBounds) -> Iterator[RawRow]:
     by_number = store.numbers is not None
     for key, valid_from, value in (
         store.logical_rows_in_order(bounds.low, bounds.high) if by_number else store.logical_rows()

@@ -34,7 +34,7 @@ from standfast.ops.observe.metrics import SidecarMetrics, SidecarReading
 from standfast.ops.observe.metrics_servers import HttpNumbers, LoopLag
 from standfast.ops.observe.status_merge import added
 from standfast.ops.page.page import OpsPage
-from standfast.ops.page.peek import Looked, look
+from standfast.ops.page.peek import PeekedRecords, look
 from standfast.ops.security.audit import Audit
 from standfast.ops.security.http_guard import is_admin, readable
 from standfast.ops.security.tokens import Tokens
@@ -45,7 +45,7 @@ from standfast.ops.shared.text import dumps
 from standfast.ops.sidecar.control.answers import PROTOCOL, Answers
 from standfast.ops.sidecar.control.plane import ControlPlane
 from standfast.ops.sidecar.control.routes import ControlRoutes
-from standfast.ops.sidecar.engine.statistics import EngineStatistics
+from standfast.ops.sidecar.engine.statistics import RespStatistics
 from standfast.ops.sidecar.page_status import page_status
 from standfast.ops.sidecar.serve_http import SidecarHttp, application
 from standfast.ops.sidecar.serve_resp import open_resp_server
@@ -158,7 +158,7 @@ class Sidecar:
         self._beat_ms = clock.monotonic_ms()
         self._numbers = HttpNumbers()
         self._lag = LoopLag()
-        self._server: EngineStatistics | None = None  # as of the last beat or scrape
+        self._server: RespStatistics | None = None  # as of the last beat or scrape
         self._metrics = SidecarMetrics(self._reading, clock, state.path)
         self._closing: list[Callable[[], None]] = []  # ends of the page's streams, called before the servers close
         self._resp_path = str(run.path / config.serve.socket)
@@ -257,7 +257,7 @@ class Sidecar:
             schedules=self.plane.timers.shown(),
         )
 
-    def _look(self, store: str, partition: int) -> Looked:
+    def _look(self, store: str, partition: int) -> PeekedRecords:
         """The end of a changelog, for the page."""
         log, changelog = self.plane.session.changelog(store, partition)
         return look(log, changelog)

@@ -27,10 +27,10 @@ from standfast.ops.http.application import application as of_instance
 from standfast.ops.http.protocol import timed
 from standfast.ops.observe.metrics_servers import HttpNumbers, counted
 from standfast.ops.security.audit import Audit
-from standfast.ops.security.http_guard import Guard, GuardRules
+from standfast.ops.security.http_guard import GuardRules, HttpGuard
 from standfast.ops.security.tls import ServerTls, guarded
 from standfast.ops.security.tokens import OWNER, Tokens
-from standfast.ops.sidecar.control.routes import CALLS, Call, ControlRoutes
+from standfast.ops.sidecar.control.routes import CALLS, ApiCall, ControlRoutes
 from standfast.ops.sidecar.serve_resp import uids_of_group
 
 KEEP_ALIVE_S = 30
@@ -42,7 +42,7 @@ def application(routes: ControlRoutes, more: Iterable[Route] = (), *, allow_quit
     """The application, without its guard. `more`: routes of the page; `allow_quit`: QUIT is another name of DRAIN."""
     calls = [*CALLS, *(replace(call, path=QUIT) for call in CALLS if allow_quit and call.path == DRAIN)]
 
-    def control(call: Call) -> Route:
+    def control(call: ApiCall) -> Route:
         async def handle(request: Request) -> Response:
             return await routes.respond(call, request)
 
@@ -71,7 +71,7 @@ class SidecarHttp:
         # and the sidecar was restarted for it.
         protocol = timed(config.limits.http_timeout_ms / 1_000, connections_max=most)
         # Probes are answered beside a full server: a busy sidecar must not be restarted because it is busy.
-        guard = Guard(bounded(app, most, " (limits.http_connections)", beside=HEALTH), rules, tokens, audit)
+        guard = HttpGuard(bounded(app, most, " (limits.http_connections)", beside=HEALTH), rules, tokens, audit)
         settings = uvicorn.Config(
             counted(named(guard, instance), numbers),
             http=protocol if self.tls is None else guarded(protocol, self.tls),

@@ -15,14 +15,16 @@ from pathlib import Path
 from standfast.ops.config.types import Config
 from standfast.ops.security.audit import Audit
 from standfast.ops.security.tokens import Role, Tokens
-from standfast.ops.sidecar.engine.engine import Engine
+from standfast.ops.sidecar.engine.engine import TaskEngine
 from standfast.ops.sidecar.resp.connection import Authenticate, CallLimits
 from standfast.ops.sidecar.resp.server import RespLimits, RespServer
 from standfast.ops.sidecar.resp.stores import Grant
 from standfast.store.errors import BadConfig
 
 
-async def open_resp_server(engine: Engine, config: Config, tokens: Tokens, audit: Audit, run_dir: Path) -> RespServer:
+async def open_resp_server(
+    engine: TaskEngine, config: Config, tokens: Tokens, audit: Audit, run_dir: Path
+) -> RespServer:
     """Listen in the run directory. Raises BadConfig, InvalidRequest."""
     limits = config.limits
     server = RespServer(

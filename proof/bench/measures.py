@@ -56,14 +56,14 @@ class Bench(measures.Bench):
                 ratios.append(self._ratio(one, batches, "bulk beside batches"))
         return measures, ratios
 
-    def _cases(self) -> dict[str, tuple[str, restores.Step]]:
+    def _cases(self) -> dict[str, tuple[str, restores.BenchStep]]:
         cases = super()._cases()
         if self.step.versions > 1:
             text = f"{self.step.versions} versions a key, as far apart as the log allows"
             cases["restore_versions_far"] = (text, replace(self.step, order="far"))
         return cases
 
-    def _sides(self, name: str, case: restores.Step) -> dict[str, restores.Step]:
+    def _sides(self, name: str, case: restores.BenchStep) -> dict[str, restores.BenchStep]:
         yardstick = YARDSTICKS[self.place.kind != EMBEDDED]
         return super()._sides(name, case) | {name + yardstick: replace(case, step=yardstick.removeprefix("_"))}
 
@@ -219,7 +219,7 @@ class Bench(measures.Bench):
             "what": what,
         }
 
-    def _once(self, step: restores.Step, what: str) -> Json:
+    def _once(self, step: restores.BenchStep, what: str) -> Json:
         if not isinstance(step, Step) or step.step not in WRITES:
             return super()._once(step, what)
         # Topics of its own: a run must not find the rows of the one before.

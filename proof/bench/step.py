@@ -15,7 +15,7 @@ BATCH = 1_000  # records of one commit
 
 
 @dataclass(frozen=True)
-class Step(restores.Step):
+class Step(restores.BenchStep):
     """One step of a bench; `workers` are also the processes of an application."""
 
     batch: int = BATCH

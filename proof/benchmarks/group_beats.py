@@ -33,7 +33,7 @@ from standfast.replication.kafka.members import MEMBERS_SUFFIX, member_key, memb
 from standfast.replication.lease.renewal import lease_in_group_ms, renewal_interval_ms
 from standfast.replication.log import TopicPolicy
 from standfast.replication.tail.open_log import open_log
-from standfast.replication.takeover import MemberPlan, Process, Traits
+from standfast.replication.takeover import MemberPlan, MemberTraits, Process
 
 APP = "beats"
 LEASE_MS = 1_500  # the default
@@ -51,7 +51,7 @@ app.run()
 
 def metadata(program: str, number: int) -> str:
     """Metadata as an instance of the same program writes them."""
-    traits = Traits(1, {"rack": f"r{number % 3}"}, program)
+    traits = MemberTraits(1, {"rack": f"r{number % 3}"}, program)
     return MemberPlan(managed=traits, process=Process(f"{number:016x}", f"process {number} on host-{number}")).to_json()
 
 

@@ -33,7 +33,7 @@ from typing import Any
 from side_standfast import busy
 
 from standfast.ops.bench.bench import KEY_BYTES, VALUE_BYTES
-from standfast.ops.bench.step import STORE, Step, fill, key_of, peak_rss_bytes, session_of
+from standfast.ops.bench.step import STORE, BenchStep, fill, key_of, peak_rss_bytes, session_of
 from standfast.ops.tools.broker import Broker
 from standfast.replication.log import TopicPolicy
 from standfast.replication.tail.open_log import open_log
@@ -60,7 +60,7 @@ def cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def restore(step: Step) -> dict[str, Any]:
+def restore(step: BenchStep) -> dict[str, Any]:
     """One restore of an empty directory, on both clocks."""
     with closing(open_log(step.log)) as log:
         log.admin.create_topic(step.source, 1, TopicPolicy())
@@ -90,7 +90,7 @@ def restore(step: Step) -> dict[str, Any]:
 
 def measured(records: int, rounds: int, folder: Path) -> dict[str, Any]:
     """Medians of the rounds of one size, with the least and the most."""
-    step = Step(
+    step = BenchStep(
         step="fill",
         folder=str(folder),
         records=records,
@@ -116,7 +116,7 @@ def measured(records: int, rounds: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def child(step: Step) -> dict[str, Any]:
+def child(step: BenchStep) -> dict[str, Any]:
     """Do the step in a process of its own; returns its figures."""
     command = [sys.executable, __file__, "--child", json.dumps(asdict(step))]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
@@ -151,7 +151,7 @@ def main() -> int:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        step = Step(**json.loads(arguments.child))
+        step = BenchStep(**json.loads(arguments.child))
         print(json.dumps(fill(step) if step.step == "fill" else restore(step)))
         return 0
     sizes = sorted(int(one) for one in arguments.records.split(","))

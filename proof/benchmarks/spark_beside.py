@@ -113,7 +113,7 @@ def serve(folder: Path) -> None:
     from standfast.ops.tools.spark_java import spark_java
     from standfast.replication.tail.open_log import open_log
     from standfast.restore.spark.folder import Folder
-    from standfast.restore.spark.places import Place
+    from standfast.restore.spark.places import TaskPlace
     from standfast.restore.spark.rebuild import rebuild
     from standfast.restore.spark.session import SparkPlace, session
     from standfast.restore.spark.verify import plan_verify, stored_stores, verify_store
@@ -131,7 +131,7 @@ def serve(folder: Path) -> None:
             rebuild(spark, log, preflight(log, APP, spec), Folder(str(out)), now_ms=clock.wall_ms)
 
         def verified() -> None:
-            places = [Place(APP, one.task, str(one.path)) for one in find_tasks(folder / "state", APP)]
+            places = [TaskPlace(APP, one.task, str(one.path)) for one in find_tasks(folder / "state", APP)]
             plan = plan_verify(log, APP, STORE, stored_stores(places, STORE)[STORE])
             verdicts = verify_store(spark, log, plan, now_ms=clock.wall_ms()).verdicts
             if {one.verdict for one in verdicts} != {"equal"}:

@@ -26,7 +26,7 @@ import standfast as sf
 from standfast.ops.tools.spark_java import spark_java
 from standfast.replication.tail.open_log import open_log
 from standfast.restore.spark.folder import Folder
-from standfast.restore.spark.places import Place
+from standfast.restore.spark.places import TaskPlace
 from standfast.restore.spark.rebuild import rebuild
 from standfast.restore.spark.session import SparkPlace, session
 from standfast.restore.spark.verify import plan_verify, stored_stores, verify_store
@@ -60,7 +60,7 @@ def main() -> None:
             check(made.digest.count == args.rows, f"rebuilt {made.digest.count} rows")
             peaks.told("rebuild", time.monotonic() - began)
             began = time.monotonic()
-            places = [Place(APP, one.task, str(one.path)) for one in find_tasks(folder / "state", APP)]
+            places = [TaskPlace(APP, one.task, str(one.path)) for one in find_tasks(folder / "state", APP)]
             plan = plan_verify(log, APP, STORE, stored_stores(places, STORE)[STORE])
             (verdict,) = verify_store(spark, log, plan, now_ms=CLOCK.wall_ms()).verdicts
             check(verdict.verdict == "equal" and verdict.matched == args.rows, f"verify found {verdict}")

@@ -32,7 +32,7 @@ from standfast.restore.files.manifest import FILE_NAME
 from standfast.restore.spark.folder import Folder
 from standfast.restore.spark.places import manifest_places
 from standfast.restore.spark.rebuild import FILE_BYTES, complete
-from standfast.restore.spark.split_plan import Place, numbered, parts_of, split_at
+from standfast.restore.spark.split_plan import OffsetSample, numbered, parts_of, split_at
 from standfast.restore.spark.verify import plan_verify, stored_stores
 from standfast.restore.verify.preflight import preflight
 from standfast.store.clock import SystemClock
@@ -107,13 +107,13 @@ def timed(what: str) -> Iterator[None]:
     print(f"{what:<36} {processor:6.2f} s of processor, {wall:6.2f} s   peak {peak >> 10} MiB", flush=True)
 
 
-def places(span: Bounds) -> list[Place]:
+def places(span: Bounds) -> list[OffsetSample]:
     """The places that a survey of a partition would find."""
     found = []
     for number in range(PLACES):
         offset = span.end * number // PLACES
         keys = tuple(b"key-%012d" % (offset + one * 7_919 % span.end) for one in range(50))
-        found.append(Place(offset, 1.0, float(RECORD_BYTES), keys))
+        found.append(OffsetSample(offset, 1.0, float(RECORD_BYTES), keys))
     return found
 
 

@@ -34,7 +34,7 @@ from standfast.ops.tools.spark_java import spark_java
 from standfast.replication.log import Log
 from standfast.replication.tail.open_log import open_log
 from standfast.restore.spark.folder import Folder
-from standfast.restore.spark.places import Place
+from standfast.restore.spark.places import TaskPlace
 from standfast.restore.spark.rebuild import rebuild
 from standfast.restore.spark.session import SparkPlace, session
 from standfast.restore.spark.verify import plan_verify, stored_stores, verify_store
@@ -120,7 +120,7 @@ def run(spark: Any, log: Log, folder: Path, records: int) -> dict[str, float]:
     shutil.rmtree(target)
 
     began = time.perf_counter()
-    places = [Place(app, one.task, str(one.path)) for one in find_tasks(folder / "state", app)]
+    places = [TaskPlace(app, one.task, str(one.path)) for one in find_tasks(folder / "state", app)]
     plan = plan_verify(log, app, STORE, stored_stores(places, STORE)[STORE])
     verified = verify_store(spark, log, plan, now_ms=CLOCK.wall_ms())
     verified_ms = (time.perf_counter() - began) * 1_000

@@ -23,7 +23,7 @@ from typing import Any
 from simulator.checkers import Alarm
 from simulator.plan import draw_plan
 from simulator.run import run
-from standfast.restore.gate import TaskState as GateState
+from standfast.restore.gate import GateState as GateState
 from standfast.restore.plan import UP_TO_DATE, Resume, UpToDate
 from standfast.store import files
 from standfast.store.engine import DEFAULT_FAMILY

@@ -17,7 +17,7 @@ from obstore import Bytes
 
 from simulator.calls import Calls
 from standfast.restore.snapshot.address import Address
-from standfast.restore.snapshot.planning import Stored
+from standfast.restore.snapshot.planning import StoredObject
 from standfast.restore.snapshot.storage import PATIENCE_S, PIECE_BYTES, Storage
 from standfast.store.errors import Corruption, Unavailable
 
@@ -95,11 +95,11 @@ class SimStorage(Storage):
         """As of Storage."""
         return self._ask("storage.read", lambda: self._bucket.content(self._full(key)))
 
-    def head(self, key: str) -> Stored | None:
+    def head(self, key: str) -> StoredObject | None:
         """As of Storage."""
         return self._ask("storage.head", lambda: self._stored(self._full(key)))
 
-    def list(self, prefix: str) -> list[Stored]:
+    def list(self, prefix: str) -> list[StoredObject]:
         """As of Storage."""
         below = self._full(prefix.rstrip("/") + "/" if prefix else "")
         keys = [key for key in self._bucket.objects if key.startswith(below)]
@@ -124,9 +124,9 @@ class SimStorage(Storage):
     def _full(self, key: str) -> str:
         return self._prefix + key
 
-    def _stored(self, full: str) -> Stored | None:
+    def _stored(self, full: str) -> StoredObject | None:
         found = self._bucket.objects.get(full)
-        return None if found is None else Stored(full.removeprefix(self._prefix), len(found[0]), found[1])
+        return None if found is None else StoredObject(full.removeprefix(self._prefix), len(found[0]), found[1])
 
     def _ask(self, name: str, effect: Callable[[], T]) -> T:
         return self._bucket.ask(name, self.where, self.patience_s, effect)

@@ -28,7 +28,7 @@ from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.listeners import Listeners
 from standfast.replication.log import Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.replication.standby import LimitSet, Reinitialise, Standby, Step
+from standfast.replication.standby import LimitSet, Reinitialise, Standby, StandbyStep
 from standfast.replication.tail.applier import ChangelogApplier
 from standfast.replication.tail.tailer import Tailer
 from standfast.replication.takeover import standby_wanted
@@ -52,11 +52,11 @@ class Follower(Player):
         self.standby = Standby(**settings)
         return f"{self.standby.state.value} position={self.standby.position} limit={self.standby.limit}"
 
-    def update(self, *records: str, next: int | None = None) -> Step:
+    def update(self, *records: str, next: int | None = None) -> StandbyStep:
         """Give a batch."""
         return self.standby.update([_record(word) for word in records], next)
 
-    def tick(self) -> Step:
+    def tick(self) -> StandbyStep:
         """Give the commit tick."""
         return self.standby.on_commit_tick()
 
@@ -68,7 +68,7 @@ class Follower(Player):
         """Reinitialise from the beginning, for a reason."""
         return self.standby.reinitialise(reason)
 
-    def begin_again(self, position: str) -> Step:
+    def begin_again(self, position: str) -> StandbyStep:
         """Begin again after lost state was deleted."""
         return self.standby.begin_again(int(position))
 
@@ -92,7 +92,7 @@ class Follower(Player):
                 return {"limit": answer.limit, "refused": True} if answer.regressed else answer.limit
             case Reinitialise():
                 return {"reason": answer.reason, "was_at": answer.position, "let_go": answer.dropped}
-            case Step():
+            case StandbyStep():
                 seen = {"applied": [record.offset for record in answer.apply], "position": answer.position}
                 said = {"kept": answer.kept or None, "pause": answer.pause or None}
                 said |= {"seek": answer.seek, "resume": answer.resume or None}

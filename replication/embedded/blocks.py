@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 from standfast.replication.columns import gapless
 from standfast.replication.embedded.db import Transaction
-from standfast.replication.embedded.rows import Prepared, first_id
+from standfast.replication.embedded.rows import PreparedBatch, first_id
 from standfast.replication.embedded.sums import (
     BLOCK_RECORDS,
-    Block,
     Cells,
+    ChecksumBlock,
     Sums,
     add,
     block_of,
@@ -47,43 +47,43 @@ _ROWS_WITH_HEADERS = _ROWS.replace("value FROM", "value, headers FROM")
 _OLD_ROWS = f"{_ROWS} LIMIT ?4"
 _OLD_ROWS_WITH_HEADERS = f"{_ROWS_WITH_HEADERS} LIMIT ?4"
 _BLOCKS_AT_ONCE = 64
-_make_block = partial(tuple.__new__, Block)
+_make_block = partial(tuple.__new__, ChecksumBlock)
 
 
-class Piece(NamedTuple):
+class BlockPiece(NamedTuple):
     """All records below `next_offset`, at `offsets`, with the blocks that they make (no blocks: unchecked records)."""
 
     offsets: Sequence[int]
     cells: Cells
     payload_bytes: int
     next_offset: int
-    blocks: tuple[Block, ...] = ()
+    blocks: tuple[ChecksumBlock, ...] = ()
 
 
 # -- appending --------------------------------------------------------------------------------------------------------
 
 
-def append_blocks(run: Transaction, row: PartitionRow, batch: Prepared) -> None:
+def append_blocks(run: Transaction, row: PartitionRow, batch: PreparedBatch) -> None:
     """Write the blocks over a batch that begins at the partition's end."""
     cells, count, begin = batch.cells, batch.records, row.end
     size = block_records(batch.widest_bytes)
     blocks = []
     # A reader reads whole blocks, so a row of `sums` for each small append would make every later read dearer.
     if count < size and row.end > max(row.begin, row.summed):
-        last = Block(*run.execute(_LAST_BLOCK, (row.id,)).fetchone() or (0,) * 8)
+        last = ChecksumBlock(*run.execute(_LAST_BLOCK, (row.id,)).fetchone() or (0,) * 8)
         if last.end == begin and last.gapless and last.records + count <= block_records(row.widest_bytes):
             sums, _ = add(last.sums, cells)
             run.execute(_EXTEND_BLOCK, (begin + count, last.records + count, *sums, row.id, last.end))
             return
     for (sums, records), start in zip(batch.sums or summed(cells, size), range(0, count, size), strict=True):
-        blocks.append(Block(begin + start, begin + start + records, records, *sums, 0))
+        blocks.append(ChecksumBlock(begin + start, begin + start + records, records, *sums, 0))
     run.executemany(_INSERT_BLOCK, [(row.id, *block) for block in blocks])
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
-def read_piece(run: Transaction, row: PartitionRow, position: int, limit: int) -> Piece:
+def read_piece(run: Transaction, row: PartitionRow, position: int, limit: int) -> BlockPiece:
     """About `limit` records from `position` on, below the end; at least those of one block.
 
     Raises Corruption, naming the partition and offsets, if the bytes differ from the written ones.
@@ -99,9 +99,9 @@ def read_piece(run: Transaction, row: PartitionRow, position: int, limit: int) -
     return piece if blocks[0].begin == position else _from(piece, position)
 
 
-def read_blocks(run: Transaction, row: PartitionRow, start: int, stop: int) -> list[Block]:
+def read_blocks(run: Transaction, row: PartitionRow, start: int, stop: int) -> list[ChecksumBlock]:
     """The blocks that hold an offset of `start` to `stop` (exclusive); the range may be long."""
-    found: list[Block] = []
+    found: list[ChecksumBlock] = []
     while not found or found[-1].end < stop:
         after = found[-1].end if found else start
         more = list(map(_make_block, run.execute(_NEXT_BLOCKS, (row.id, after, _BLOCKS_AT_ONCE))))
@@ -109,14 +109,14 @@ def read_blocks(run: Transaction, row: PartitionRow, start: int, stop: int) -> l
     return [block for block in found if block.begin < stop]
 
 
-def read_block(run: Transaction, row: PartitionRow, block: Block) -> Piece:
+def read_block(run: Transaction, row: PartitionRow, block: ChecksumBlock) -> BlockPiece:
     """The records of one block, checked."""
     select = _ROWS_WITH_HEADERS if row.has_headers else _ROWS
     rows = run.execute(select, (first_id(row.id), block.begin, block.end)).fetchall()
     return _verified(row, [block], rows)
 
 
-def _enough(blocks: Sequence[Block], limit: int) -> list[Block]:
+def _enough(blocks: Sequence[ChecksumBlock], limit: int) -> list[ChecksumBlock]:
     """The first block, and the next ones as long as all together hold no more than `limit` records."""
     taken, records = [blocks[0]], blocks[0].records
     for block in blocks[1:]:
@@ -127,7 +127,7 @@ def _enough(blocks: Sequence[Block], limit: int) -> list[Block]:
     return taken
 
 
-def _checked_chain(row: PartitionRow, position: int, blocks: list[Block], wanted: int) -> list[Block]:
+def _checked_chain(row: PartitionRow, position: int, blocks: list[ChecksumBlock], wanted: int) -> list[ChecksumBlock]:
     """The blocks, if they follow each other from `position` on; fewer blocks than wanted must reach the end."""
     at = position
     for number, block in enumerate(blocks):
@@ -139,7 +139,7 @@ def _checked_chain(row: PartitionRow, position: int, blocks: list[Block], wanted
     return blocks
 
 
-def _verified(row: PartitionRow, blocks: Sequence[Block], rows: list[Any]) -> Piece:
+def _verified(row: PartitionRow, blocks: Sequence[ChecksumBlock], rows: list[Any]) -> BlockPiece:
     columns = list(zip(*rows, strict=True)) if rows else [(), (), (), (), ()]
     offsets, cells = columns[0], Cells(columns[1], columns[2], columns[3], columns[4] if row.has_headers else None)
     size = at = 0
@@ -154,23 +154,23 @@ def _verified(row: PartitionRow, blocks: Sequence[Block], rows: list[Any]) -> Pi
         raise damaged(
             row.source, blocks[0].begin, blocks[-1].end, f"{len(offsets) - at} more records than were written"
         )
-    return Piece(gapless(offsets), cells, size, blocks[-1].end, tuple(blocks))
+    return BlockPiece(gapless(offsets), cells, size, blocks[-1].end, tuple(blocks))
 
 
-def _from(piece: Piece, position: int) -> Piece:
+def _from(piece: BlockPiece, position: int) -> BlockPiece:
     """The records from `position` on."""
     at = bisect_left(piece.offsets, position)
-    return Piece(piece.offsets[at:], piece.cells.cut(at, len(piece.offsets)), -1, piece.next_offset)
+    return BlockPiece(piece.offsets[at:], piece.cells.cut(at, len(piece.offsets)), -1, piece.next_offset)
 
 
-def _read_old(run: Transaction, row: PartitionRow, position: int, limit: int) -> Piece:
+def _read_old(run: Transaction, row: PartitionRow, position: int, limit: int) -> BlockPiece:
     """Records of format 1, written without checksums."""
     select = _OLD_ROWS_WITH_HEADERS if row.has_headers else _OLD_ROWS
     rows = run.execute(select, (first_id(row.id), position, row.summed, limit)).fetchall()
     columns: list[Any] = list(zip(*rows, strict=True)) if rows else [(), (), (), (), ()]
     cells = Cells(columns[1], columns[2], columns[3], columns[4] if row.has_headers else None)
     done = row.summed if len(rows) < limit else columns[0][-1] + 1
-    return Piece(gapless(columns[0]), cells, -1, done)
+    return BlockPiece(gapless(columns[0]), cells, -1, done)
 
 
 # -- removing ---------------------------------------------------------------------------------------------------------
@@ -180,7 +180,9 @@ class BlocksChanged(Exception):
     """A block has changed since it was read. The transaction must be rolled back, since it has deleted other blocks."""
 
 
-def replace_blocks(run: Transaction, partition_id: int, old: Sequence[Block], new: Sequence[Block]) -> None:
+def replace_blocks(
+    run: Transaction, partition_id: int, old: Sequence[ChecksumBlock], new: Sequence[ChecksumBlock]
+) -> None:
     """Replace the `old` blocks by the `new` ones. Raises BlocksChanged, so that the transaction is rolled back."""
     # The statement names every column: a block that a writer extended or another process replaced matches no row.
     done = run.executemany(_DELETE_BLOCK, [(partition_id, *block) for block in old]).rowcount if old else 0
@@ -194,7 +196,7 @@ def trim_block(run: Transaction, row: PartitionRow, begin: int) -> None:
     found = run.execute(_NEXT_BLOCKS, (row.id, begin, 1)).fetchone()
     if begin < row.summed or found is None or found[0] >= begin:
         return
-    block = Block(*found)
+    block = ChecksumBlock(*found)
     select = _ROWS_WITH_HEADERS if row.has_headers else _ROWS
     rows = run.execute(select, (first_id(row.id), block.begin, block.end)).fetchall()
     spoilt = 0

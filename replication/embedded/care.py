@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from standfast.replication.embedded.blocks import (
+    BlockPiece,
     BlocksChanged,
-    Piece,
     read_block,
     read_blocks,
     read_piece,
@@ -29,7 +29,7 @@ from standfast.replication.embedded.blocks import (
 from standfast.replication.embedded.db import Database, Transaction
 from standfast.replication.embedded.rows import OFFSET_BITS, OFFSET_MAX, first_id
 from standfast.replication.embedded.schema import check_described
-from standfast.replication.embedded.sums import BLOCK_RECORDS, Block, Cells, Sums, add, block_of
+from standfast.replication.embedded.sums import BLOCK_RECORDS, Cells, ChecksumBlock, Sums, add, block_of
 from standfast.replication.embedded.topics import (
     PartitionRow,
     all_topics,
@@ -365,7 +365,7 @@ class Care:
                 store_partition(run, row)
             return row
 
-    def _pieces(self, row: PartitionRow, start: int, stop: int) -> Iterator[Piece]:
+    def _pieces(self, row: PartitionRow, start: int, stop: int) -> Iterator[BlockPiece]:
         """Checked records of [start, stop) in chunks, each chunk a read transaction of its own."""
         position = start
         while position < stop:
@@ -380,7 +380,7 @@ class Care:
             position = piece.next_offset
             if position > stop:
                 kept = bisect_left(piece.offsets, stop)
-                piece = Piece(piece.offsets[:kept], piece.cells.cut(0, kept), -1, stop)
+                piece = BlockPiece(piece.offsets[:kept], piece.cells.cut(0, kept), -1, stop)
             if len(piece.offsets):
                 yield piece
 
@@ -462,12 +462,12 @@ def _cleaned(clean: int, kept: int) -> Callable[[PartitionRow], PartitionRow]:
     return lambda row: row._replace(clean=max(row.clean, clean), kept=kept)
 
 
-def _without(run: Transaction, row: PartitionRow, doomed: list[int]) -> tuple[list[Block], list[Block]]:
+def _without(run: Transaction, row: PartitionRow, doomed: list[int]) -> tuple[list[ChecksumBlock], list[ChecksumBlock]]:
     """The blocks of these offsets, and the blocks that replace them; neighbours that shrank become one."""
     if not doomed:
         return [], []
     gone = frozenset(doomed)
-    old: list[Block] = []
+    old: list[ChecksumBlock] = []
     merged: list[tuple[int, int, list[int], list[Cells]]] = []  # begin, end, offsets and cells that stay
     for block in read_blocks(run, row, doomed[0], doomed[-1] + 1):
         at = bisect_left(doomed, block.begin)

@@ -27,7 +27,7 @@ from standfast.replication.embedded.lock import AGAIN, PATIENT, SOON, START, Log
 from standfast.replication.embedded.schema import SCHEMA_VERSION, check_described, create, migrate
 from standfast.replication.embedded.wal import FRAME_HEADER_BYTES, HEADER_BYTES
 from standfast.replication.embedded.watch import (
-    Place,
+    OpenFiles,
     check_header,
     check_place,
     check_wal,
@@ -148,7 +148,7 @@ class Database:
                 try:
                     with nullcontext() if beside is not None else self._wal_looked_at():
                         self._prepare()
-                    self._place: Place = place_of(path)
+                    self._place: OpenFiles = place_of(path)
                     if beside is not None:
                         check_place(path, beside._place)
                 finally:

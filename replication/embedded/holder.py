@@ -34,7 +34,7 @@ _STOPPED = ("T", "t")  # by a signal, by a debugger
 _clock = SystemClock()
 
 
-class Look(NamedTuple):
+class LockLook(NamedTuple):
     """The findings of one look. `still_ms`: the time without progress; `program`: the process of another program that
     has a transaction open on the file, 0 if there is none."""
 
@@ -45,7 +45,7 @@ class Look(NamedTuple):
     program: int = 0
 
 
-class Progress:
+class LockProgress:
     """Looks of one waiter at one log's lock."""
 
     def __init__(self, path: str) -> None:
@@ -55,7 +55,7 @@ class Progress:
         self._program = 0  # SQLite's writer, if another program, and since when
         self._program_ms = 0
 
-    def look(self) -> Look:
+    def look(self) -> LockLook:
         """Look now."""
         text, holder, program = _seen(self._path)
         now_ms = _clock.monotonic_ms()
@@ -66,11 +66,11 @@ class Progress:
         if program != self._program:
             self._program, self._program_ms = program, now_ms
         if program:  # our lock goes round among processes that wait for the program: that is no progress
-            return Look(text, holder, now_ms - self._program_ms, program=program)
+            return LockLook(text, holder, now_ms - self._program_ms, program=program)
         if holder is None:
-            return Look(text, None)
+            return LockLook(text, None)
         holder = holder._replace(held_ms=max(holder.held_ms, now_ms - self._text_ms))
-        return Look(text, holder, holder.held_ms, stopped=is_stopped(holder.pid))
+        return LockLook(text, holder, holder.held_ms, stopped=is_stopped(holder.pid))
 
 
 def holder_of(path: str) -> LockHolder | None:
@@ -86,7 +86,7 @@ def is_stopped(pid: int) -> bool:
         return False
 
 
-def stuck(path: str, seen: Look, *, waited_ms: int = 0) -> Unavailable:
+def stuck(path: str, seen: LockLook, *, waited_ms: int = 0) -> Unavailable:
     """The error for a caller that waited for the lock of the log at `path` in vain."""
     if seen.program:
         return held_by_program(path, seen.program, seen.still_ms)  # the holder of our lock waits for it as well
@@ -95,7 +95,7 @@ def stuck(path: str, seen: Look, *, waited_ms: int = 0) -> Unavailable:
     return error
 
 
-def _why(seen: Look, waited_ms: int) -> str:
+def _why(seen: LockLook, waited_ms: int) -> str:
     who = "another thread of this process" if seen.holder is None else str(seen.holder)
     end = "end it with kill -KILL, which rolls its write back"
     if seen.stopped:

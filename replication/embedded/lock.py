@@ -39,8 +39,8 @@ from standfast.replication.embedded.holder import (
     LONGEST_MS,
     STUCK_MS,
     TEXT_BYTES,
-    Look,
-    Progress,
+    LockLook,
+    LockProgress,
     own_text,
     stuck,
 )
@@ -67,7 +67,7 @@ class Patience(NamedTuple):
     stopped_ms: int
     still_ms: int
 
-    def left_ms(self, seen: Look) -> int:
+    def left_ms(self, seen: LockLook) -> int:
         """How much longer to wait."""
         return (self.stopped_ms if seen.stopped or seen.program else self.still_ms) - seen.still_ms
 
@@ -164,7 +164,7 @@ class LogLock:
         return True
 
     def _await(self, wait: _Wait, patience: Patience) -> None:
-        progress = Progress(self._log)
+        progress = LockProgress(self._log)
         began_ms = _clock.monotonic_ms()
         said_ms: int | None = None
         stamp = b""

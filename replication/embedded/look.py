@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from standfast.replication.embedded.db import Database
-from standfast.replication.embedded.holder import STUCK_MS, Progress, stuck
+from standfast.replication.embedded.holder import STUCK_MS, LockProgress, stuck
 from standfast.replication.embedded.lock import SOON
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Closed, Corruption, StandfastError, Unavailable
@@ -46,7 +46,7 @@ class LogWatch:
         self._db: Database | None = None
         self._wrong: StandfastError | None = None  # result of the last check of the file
         self._check_ms = 0  # time of the next check
-        self._progress = Progress(path)
+        self._progress = LockProgress(path)
         self._held = False
 
     def look(self) -> StandfastError | None:

@@ -41,7 +41,7 @@ SELECT_FIRST_AT = (
 )
 
 
-class Prepared(NamedTuple):
+class PreparedBatch(NamedTuple):
     """A checked batch: `flat` holds each record's timestamp, key, value (and header bytes if `width` is 4) in turn.
 
     `cells` has the same by column; `sums` has the sums of its blocks, and is empty for less than a block.
@@ -61,10 +61,10 @@ def first_id(partition_id: int) -> int:
     return partition_id << OFFSET_BITS
 
 
-def prepare(source: TopicPartition, batch: Sequence[Outgoing]) -> Prepared:
+def prepare(source: TopicPartition, batch: Sequence[Outgoing]) -> PreparedBatch:
     """Check a batch before anything is locked or written. Raises InvalidRequest naming partition and record."""
     if not len(batch):
-        return Prepared([], 3, 0, 0, False, Cells((), (), ()), [])
+        return PreparedBatch([], 3, 0, 0, False, Cells((), (), ()), [])
     try:
         columns: list[Any] = list(batch.columns() if isinstance(batch, RowChanges) else zip(*batch, strict=True))
     except (TypeError, ValueError) as error:
@@ -92,10 +92,10 @@ def prepare(source: TopicPartition, batch: Sequence[Outgoing]) -> Prepared:
     size = block_records(widest_bytes)
     # Less than a block may extend the partition's last block, whose sums only the transaction knows.
     sums = summed(cells, size) if len(batch) >= size else []
-    return Prepared(list(chain.from_iterable(flat)), width, len(batch), widest_bytes, None in keys, cells, sums)
+    return PreparedBatch(list(chain.from_iterable(flat)), width, len(batch), widest_bytes, None in keys, cells, sums)
 
 
-def insert(execute: Callable[[str, Sequence[Any]], object], row_id: int, prepared: Prepared) -> None:
+def insert(execute: Callable[[str, Sequence[Any]], object], row_id: int, prepared: PreparedBatch) -> None:
     """Write the batch at consecutive row ids from `row_id`."""
     cells, width = prepared.flat, prepared.width
     done = 0

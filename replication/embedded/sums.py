@@ -40,7 +40,7 @@ class Sums(NamedTuple):
     times: int = 0
 
 
-class Block(NamedTuple):
+class ChecksumBlock(NamedTuple):
     """A row of `sums`: the block covers the offsets `begin` to `end` (exclusive) and holds `records` of them."""
 
     begin: int
@@ -108,9 +108,9 @@ def summed(cells: Cells, size: int) -> list[tuple[Sums, int]]:
     ]
 
 
-def block_of(begin: int, end: int, offsets: Sequence[int], sums: Sums) -> Block:
+def block_of(begin: int, end: int, offsets: Sequence[int], sums: Sums) -> ChecksumBlock:
     """A block over these offsets that holds records at `offsets`."""
-    return Block(begin, end, len(offsets), *sums, gaps_of(begin, end, offsets))
+    return ChecksumBlock(begin, end, len(offsets), *sums, gaps_of(begin, end, offsets))
 
 
 def gaps_of(begin: int, end: int, offsets: Sequence[int]) -> int:
@@ -120,7 +120,7 @@ def gaps_of(begin: int, end: int, offsets: Sequence[int]) -> int:
     return zlib.crc32(struct.pack(f"<{len(offsets)}q", *offsets))
 
 
-def check(source: TopicPartition, block: Block, offsets: Sequence[int], cells: Cells) -> int:
+def check(source: TopicPartition, block: ChecksumBlock, offsets: Sequence[int], cells: Cells) -> int:
     """Raise Corruption unless these are the records of the block; returns the bytes of their keys and values."""
     try:
         sums, size = add(Sums(), cells)
@@ -178,7 +178,7 @@ def _column(cells: Sequence[Any], before: int) -> tuple[int, int]:
     return zlib.crc32(b"\x00", zlib.crc32(joined, before)), size
 
 
-def _difference(block: Block, offsets: Sequence[int]) -> str:
+def _difference(block: ChecksumBlock, offsets: Sequence[int]) -> str:
     if len(offsets) != block.records:
         there = set(offsets)
         gone = next((offset for offset in range(block.begin, block.end) if offset not in there), block.begin)

@@ -36,7 +36,7 @@ Sum: TypeAlias = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class LostCommits:
+class WalDamage:
     """`commits` acknowledged ones lie at or behind the damaged `frame`; frame 0 is the header."""
 
     frame: int
@@ -44,7 +44,7 @@ class LostCommits:
     commits: int
 
 
-def lost_commits(read: Read, size: int, page_bytes: int, index: bytes) -> LostCommits | None:
+def lost_commits(read: Read, size: int, page_bytes: int, index: bytes) -> WalDamage | None:
     """Commits that SQLite would drop of a WAL of `size` bytes; `index`: head of its -shm, after SQLite read the WAL."""
     header = read(0, HEADER_BYTES)
     if len(header) < HEADER_BYTES or len(index) < INDEX_BYTES or index[:48] != index[48:96]:
@@ -68,7 +68,7 @@ def lost_commits(read: Read, size: int, page_bytes: int, index: bytes) -> LostCo
     if not proven:
         return None
     frame = wal.first_wrong(taken + 1, last) if wal.whole else 0
-    return LostCommits(frame, wal.at(frame) if frame else 0, sum(taken < end <= last_own for end in ends))
+    return WalDamage(frame, wal.at(frame) if frame else 0, sum(taken < end <= last_own for end in ends))
 
 
 class _Wal:

@@ -18,7 +18,7 @@ import threading
 from pathlib import Path
 from typing import NamedTuple
 
-from standfast.replication.embedded.wal import INDEX_BYTES, LostCommits, lost_commits
+from standfast.replication.embedded.wal import INDEX_BYTES, WalDamage, lost_commits
 from standfast.store.errors import Corruption, Unavailable
 
 WRITE_LOCK_BYTE = 120  # of the -shm file: WAL_WRITE_LOCK in SQLite's file format
@@ -36,7 +36,7 @@ _indexes: dict[tuple[int, int], int] = {}  # descriptors of -shm files, closed o
 _mutex = threading.Lock()
 
 
-class Place(NamedTuple):
+class OpenFiles(NamedTuple):
     """Files that a connection has open, as (device, inode): the database, its lock, its WAL and the WAL's index.
 
     SQLite removes the last two only with the last connection, so that they stay while one is open.
@@ -48,12 +48,12 @@ class Place(NamedTuple):
     shm: tuple[int, int]
 
 
-def place_of(path: str) -> Place:
+def place_of(path: str) -> OpenFiles:
     """The files at this path now. Raises OSError."""
-    return Place(_number(path), _number(f"{path}.lock"), _number(f"{path}-wal"), _number(f"{path}-shm"))
+    return OpenFiles(_number(path), _number(f"{path}.lock"), _number(f"{path}-wal"), _number(f"{path}-shm"))
 
 
-def in_place(path: str, lock: str, opened: Place) -> bool:
+def in_place(path: str, lock: str, opened: OpenFiles) -> bool:
     """Whether database and lock still have their inodes; a quick look (4 us) before each write."""
     try:
         file, held = os.stat(path), os.stat(lock)  # noqa: PTH116  a Path costs as much again
@@ -67,7 +67,7 @@ def _number(path: str) -> tuple[int, int]:
     return found.st_dev, found.st_ino
 
 
-def check_place(path: str, opened: Place) -> None:
+def check_place(path: str, opened: OpenFiles) -> None:
     """Raise Corruption if the log's path has other files, or none; Unavailable if the path cannot be read."""
     try:
         if place_of(path) == opened:
@@ -83,7 +83,7 @@ def check_place(path: str, opened: Place) -> None:
     raise gone
 
 
-def check_header(path: str, opened: Place) -> None:
+def check_header(path: str, opened: OpenFiles) -> None:
     """Raise Corruption if the file does not begin like a database: no process could open it any more."""
     try:
         header = os.pread(_reader(path, opened.file), HEADER_BYTES, 0)
@@ -109,7 +109,7 @@ def _reader(path: str, number: tuple[int, int]) -> int:
         return fd
 
 
-def check_wal(path: str, page_bytes: int, *, synced: bool) -> LostCommits | None:
+def check_wal(path: str, page_bytes: int, *, synced: bool) -> WalDamage | None:
     """Raise Corruption if SQLite, which must have read the WAL by now, would drop acknowledged commits of it.
 
     Unless every commit is `synced`, a power loss may cause the same; then the loss is returned. Raises OSError.

@@ -12,7 +12,7 @@ from standfast.replication.checks import check_commit, check_text
 from standfast.replication.embedded.blocks import append_blocks
 from standfast.replication.embedded.db import Database, Transaction
 from standfast.replication.embedded.group import check_claim, find_writer, lease_left_ms, store_commit
-from standfast.replication.embedded.rows import OFFSET_MAX, Prepared, first_id, insert, prepare
+from standfast.replication.embedded.rows import OFFSET_MAX, PreparedBatch, first_id, insert, prepare
 from standfast.replication.embedded.sums import seal
 from standfast.replication.embedded.topics import PartitionRow, partition_by_name, store_partition
 from standfast.replication.log import Batches, GroupCommit, WriterClaim
@@ -151,7 +151,7 @@ def open_epoch(
     return int(last_epoch) + 1
 
 
-def _append(run: Transaction, source: TopicPartition, batch: Prepared, now_ms: int, began: Began) -> PartitionRow:
+def _append(run: Transaction, source: TopicPartition, batch: PreparedBatch, now_ms: int, began: Began) -> PartitionRow:
     """Write one partition's batch; returns the partition's new row."""
     row = partition_by_name(run, source)
     if not batch.records:

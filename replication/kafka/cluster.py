@@ -47,7 +47,7 @@ from standfast.replication.kafka.errors import (
 )
 from standfast.replication.kafka.native_library import module_for
 from standfast.replication.kafka.native_producer import NativeProducer
-from standfast.replication.kafka.producer import Producer, PythonProducer
+from standfast.replication.kafka.producer import ProducerClient, PythonProducer
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import CLUSTER, TOPIC, Need, lack
 from standfast.replication.record_limits import CLIENT_BATCH_BYTES, TopicLimits
@@ -204,7 +204,7 @@ class Cluster:
             options.setdefault("message.timeout.ms", str(min(self._timeout_ms, self._transaction_ms)))
         return options
 
-    def producer(self, **settings: str) -> Producer:
+    def producer(self, **settings: str) -> ProducerClient:
         """A producer; `settings` have _ for the dots."""
         options = self.producer_options() | _dotted(settings)
         module = module_for(self._callbacks.named())
@@ -212,11 +212,11 @@ class Cluster:
             return self._make(PythonProducer, options)
         return self._made(lambda: NativeProducer(module, options, self._callbacks))
 
-    def transactional(self, transactional_id: str) -> Producer:
+    def transactional(self, transactional_id: str) -> ProducerClient:
         """A new transactional producer, which begins to connect."""
         return self.producer(transactional_id=transactional_id, transaction_timeout_ms=str(self.transaction_ms))
 
-    def connected(self, producer: Producer) -> Producer:
+    def connected(self, producer: ProducerClient) -> ProducerClient:
         """The same producer, once it is connected. Raises Unavailable; the producer is released then.
 
         Measured: a producer without a connection asks for its id in vain, and again only after half a second. After
@@ -233,7 +233,7 @@ class Cluster:
             self._clients.release(client)
 
     @contextmanager
-    def released_on_error(self, client: Consumer | Producer) -> Iterator[None]:
+    def released_on_error(self, client: Consumer | ProducerClient) -> Iterator[None]:
         """Release a client if the block raises."""
         try:
             yield
@@ -470,7 +470,9 @@ class Cluster:
             return None
         return Unavailable(f"{self.where}: {what}: {why}: correct the function, or the service that it asks")
 
-    def reason(self, producer: Producer, error: KafkaException | KafkaError, *, transactional: bool) -> KafkaError:
+    def reason(
+        self, producer: ProducerClient, error: KafkaException | KafkaError, *, transactional: bool
+    ) -> KafkaError:
         """The reason why a producer gave up, if its error does not name one; else that error.
 
         Measured with librdkafka 2.16: one refused permission fails every record of a transaction as "purged", and a

@@ -37,7 +37,7 @@ class Piece(NamedTuple):
     records: RecordColumns
 
 
-class Event(NamedTuple):
+class FeedEvent(NamedTuple):
     """A message without a record: the end of a partition, or an error."""
 
     source: TopicPartition
@@ -45,7 +45,7 @@ class Event(NamedTuple):
     offset: int | None
 
 
-News: TypeAlias = Piece | Event
+News: TypeAlias = Piece | FeedEvent
 
 
 class Feed(Protocol):
@@ -122,7 +122,7 @@ class PythonFeed:
                 continue
             news += self._pieces(run)
             run = []
-            news.append(Event(_source_of(message), error, message.offset()))
+            news.append(FeedEvent(_source_of(message), error, message.offset()))
         return [*news, *self._pieces(run)]
 
     def _pieces(self, messages: list[Message], keys: list[bytes | None] | None = None) -> Sequence[Piece]:

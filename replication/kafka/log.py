@@ -26,7 +26,7 @@ from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.group import KafkaGroup
 from standfast.replication.kafka.members import MEMBERS_SUFFIX
 from standfast.replication.kafka.members_topic import Board, notes_of
-from standfast.replication.kafka.producer import Producer
+from standfast.replication.kafka.producer import ProducerClient
 from standfast.replication.kafka.reader import KafkaReader
 from standfast.replication.kafka.records import LEAST_TIMESTAMP_MS
 from standfast.replication.kafka.writer import Fence, KafkaWriter
@@ -61,7 +61,7 @@ class KafkaLog:
         self._committers: dict[str, KafkaWriter] = {}  # by group
         self._closed = self._forked = False
         self._cluster = Cluster(self._where, functions)
-        self._prepared = Prepared(self._cluster)
+        self._prepared = PreparedProducers(self._cluster)
         self._admin = KafkaAdmin(self._cluster, self._check_open)
         forks.dies_in_child(self)
 
@@ -226,7 +226,7 @@ class KafkaLog:
             self._parts.discard(part)
 
 
-class Prepared:
+class PreparedProducers:
     """Producers that connect before their writers are opened: those of many tasks at the same time. For any thread.
 
         begin(ids) ──> a thread each: create, connect ──> take(id), which waits for it ──> the writer initialises it
@@ -240,7 +240,7 @@ class Prepared:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._mutex = threading.Lock()
-        self._waiting: dict[str, Future[Producer | None]] = {}
+        self._waiting: dict[str, Future[ProducerClient | None]] = {}
         self._closed = False
 
     def begin(self, names: Iterable[str], others: Sequence[Callable[[], object]] = ()) -> None:
@@ -262,7 +262,7 @@ class Prepared:
                 del self._waiting[name]
         self._drop(unused.values())
 
-    def take(self, name: str) -> Producer | None:
+    def take(self, name: str) -> ProducerClient | None:
         """The connected producer of an id, which is the caller's from now on; None if there is none."""
         with self._mutex:
             found = self._waiting.pop(name, None)
@@ -275,12 +275,12 @@ class Prepared:
             unused, self._waiting = self._waiting, {}
         self._drop(unused.values())
 
-    def _connected(self, name: str) -> Producer | None:
+    def _connected(self, name: str) -> ProducerClient | None:
         try:
             return self._cluster.connected(self._cluster.transactional(name))
         except StandfastError:
             return None
 
-    def _drop(self, unused: Iterable[Future[Producer | None]]) -> None:
+    def _drop(self, unused: Iterable[Future[ProducerClient | None]]) -> None:
         for one in unused:
             one.add_done_callback(lambda done: self._cluster.release(done.result()))

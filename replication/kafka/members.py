@@ -56,7 +56,7 @@ class Presence(Shape, frozen=True, forbid_unknown_fields=False, omit_defaults=Tr
     busy: tuple[Count, ...] = ()
 
 
-class Claim(Shape, frozen=True, forbid_unknown_fields=False):
+class MemberClaim(Shape, frozen=True, forbid_unknown_fields=False):
     """The epoch with which a member opened a writer."""
 
     epoch: int
@@ -70,7 +70,7 @@ class Owner(NamedTuple):
 
 
 @dataclass(slots=True)
-class Lease:
+class MemberLease:
     """A live member. `old`: all its records are from before this reader began."""
 
     member_id: str
@@ -90,14 +90,16 @@ class Members:
 
     def __init__(self) -> None:
         self.generation = 0
-        self.leases: dict[str, Lease] = {}
+        self.leases: dict[str, MemberLease] = {}
         self.owners: dict[str, Owner] = {}
         self.notes: dict[tuple[str, str], Note] = {}
         self._known: set[str] = set()  # ids seen before: a beat without lease counts only for an unknown id
         self._newest_ms = 0
         self._old: set[str] = set()  # members whose lease is old
         self._view: GroupView | None = None  # None: members or metadata have changed since
-        self._beats: dict[bytes | None, tuple[bytes | None, str, Lease]] = {}  # the last beat that counted, by key
+        self._beats: dict[
+            bytes | None, tuple[bytes | None, str, MemberLease]
+        ] = {}  # the last beat that counted, by key
 
     def apply(self, records: Iterable[Record], now_ms: int, *, old: bool) -> None:
         """Apply records in their order. `old`: they were written before this reader began.
@@ -112,7 +114,7 @@ class Members:
             if kind == _MEMBER and len(names) == 1:
                 self._apply_member(names[0], record, now_ms, old)
             elif kind == _WRITER and len(names) == 2 and record.value is not None:
-                epoch = _typed(record.value, Claim).epoch
+                epoch = _typed(record.value, MemberClaim).epoch
                 if names[0] not in self.owners or epoch > self.owners[names[0]].epoch:
                     self.owners[names[0]] = Owner(names[1], epoch)
             elif kind not in (_MEMBER, _WRITER) and len(names) == 1:
@@ -193,7 +195,7 @@ class Members:
             self._view = None
         deadline_ms = now_ms + said.lease_ms
         at = (deadline_ms, record.timestamp, old, plan, record.offset)
-        self.leases[name] = Lease(name, metadata, said.session, said.lease_ms, *at, said.busy)
+        self.leases[name] = MemberLease(name, metadata, said.session, said.lease_ms, *at, said.busy)
         (self._old.add if old else self._old.discard)(name)
         if said.kind != "join":
             self._beats[record.key] = record.value, name, self.leases[name]
@@ -211,7 +213,7 @@ def member_value(
     return dump(Presence(kind, session, lease_ms, generation, metadata, plan, busy.numbers))
 
 
-def removal_headers(lease: Lease) -> list[tuple[str, bytes]]:
+def removal_headers(lease: MemberLease) -> list[tuple[str, bytes]]:
     """Headers of the removal of a member whose lease ran out: the offset of the newest beat that this reader saw."""
     return [(SEEN, str(lease.offset).encode())]
 

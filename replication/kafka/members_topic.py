@@ -41,7 +41,7 @@ from standfast.replication.kafka.members import (
     note_key,
     removal_headers,
 )
-from standfast.replication.kafka.producer import Producer
+from standfast.replication.kafka.producer import ProducerClient
 from standfast.replication.kafka.records import Columns, to_columns
 from standfast.replication.log import EnteredView, GroupView, Notes, TopicPolicy
 from standfast.replication.offsets import TopicPartition
@@ -88,7 +88,7 @@ class Board:
         self._members = Members()
         self._sessions: dict[str, str] = {}  # of members that joined through this log
         self._consumer: Consumer | None = None
-        self._producer: Producer | None = None
+        self._producer: ProducerClient | None = None
         self._topic_id = ""
         self._described_ms = 0
         self._position = 0
@@ -352,7 +352,7 @@ class Board:
                 # Measured: after a broker stalled for long, a consumer may never read from it again; a new one does.
                 consumer, anew_ms = self._listen(), deadline_ms
 
-    def _connected(self) -> Producer:
+    def _connected(self) -> ProducerClient:
         if self._producer is None:
             self._producer = self._cluster.connected(self._cluster.producer())
         return self._producer

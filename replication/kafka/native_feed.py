@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError
 
 from standfast.replication.columns import LazyColumns, Span
 from standfast.replication.kafka.cluster import Cluster
-from standfast.replication.kafka.feed import Event, Feed, News, Piece, PythonFeed
+from standfast.replication.kafka.feed import Feed, FeedEvent, News, Piece, PythonFeed
 from standfast.replication.kafka.native_calls import errors, hear
 from standfast.replication.kafka.native_library import module_for
 from standfast.replication.offsets import TopicPartition
@@ -50,7 +50,7 @@ class NativeFeed:
         if kind == _EVENT:
             text, topic, partition, offset = more
             source = TopicPartition(topic, max(partition, 0))
-            return Event(source, KafkaError(code, text), offset if offset >= 0 else None)
+            return FeedEvent(source, KafkaError(code, text), offset if offset >= 0 else None)
         hear(self._cluster.callbacks, kind, code, *more)
         return None
 

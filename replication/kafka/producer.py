@@ -38,7 +38,7 @@ class Delivered(NamedTuple):
     size: int  # bytes of that record's key and value
 
 
-class Producer(Protocol):
+class ProducerClient(Protocol):
     """A client that writes. One thread at a time may use it; `len` is for any thread."""
 
     def __len__(self) -> int:

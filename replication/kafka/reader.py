@@ -29,7 +29,7 @@ from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.kafka.bounds import bounds_of
 from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.errors import AUTHENTICATION, BROKEN, PERMISSION, UNKNOWN_TOPIC, error_of, translated
-from standfast.replication.kafka.feed import Event, Feed, News, Piece
+from standfast.replication.kafka.feed import Feed, FeedEvent, News, Piece
 from standfast.replication.kafka.native_feed import open_feed
 from standfast.replication.kafka.slot import ReaderSlot
 from standfast.replication.log import Fetched, Record
@@ -253,7 +253,7 @@ class KafkaReader:
             self._cluster.run("pausing", lambda: self._client().pause(slot.source))
         return records.payload_bytes
 
-    def _note(self, event: Event, now_ms: int) -> None:
+    def _note(self, event: FeedEvent, now_ms: int) -> None:
         source, error, offset = event
         code = error.code()
         slot = self._slots.get(source)

@@ -32,7 +32,7 @@ from standfast.replication.kafka.errors import FENCED, TOO_LARGE, VAGUE, error_o
 from standfast.replication.kafka.group import commit_needs, member_metadata
 from standfast.replication.kafka.members import Owner
 from standfast.replication.kafka.members_topic import Board
-from standfast.replication.kafka.producer import Delivered, Producer
+from standfast.replication.kafka.producer import Delivered, ProducerClient
 from standfast.replication.kafka.records import Columns, Unsent, checked
 from standfast.replication.kafka.survey import learn_limits
 from standfast.replication.log import Batches, GroupCommit, WriterClaim
@@ -120,7 +120,7 @@ class KafkaWriter:
         fence: Fence,
         metadata_of: Callable[[str], Any],
         closed: Callable[[KafkaWriter], None],
-        prepared: Producer | None = None,
+        prepared: ProducerClient | None = None,
     ) -> None:
         self._cluster = cluster
         self._fence = fence
@@ -128,8 +128,8 @@ class KafkaWriter:
         self._forget = closed
         self._clock = SystemClock()
         self._prepared = prepared  # for the first transaction, connected, if `prepare` made one
-        self._plain: Producer | None = None
-        self._transactional: Producer | None = None
+        self._plain: ProducerClient | None = None
+        self._transactional: ProducerClient | None = None
         self._fenced = False
         self._closed = False
         self._ended_ms = self._clock.monotonic_ms()  # the last commit, or the opening
@@ -322,7 +322,7 @@ class KafkaWriter:
 
     # -- one transaction ----------------------------------------------------------------------------------------------
 
-    def _ready(self) -> Producer:
+    def _ready(self) -> ProducerClient:
         """The transactional producer; a new one if the last transaction failed."""
         if self._transactional is None:
             if self._closed:
@@ -334,7 +334,7 @@ class KafkaWriter:
             self._transactional = producer
         return self._transactional
 
-    def _initialise(self, producer: Producer) -> None:
+    def _initialise(self, producer: ProducerClient) -> None:
         what = f"opening the writer of {self._fence.transactional_id!r}"
         # `init_transactions` fences the current holder of the id, so a writer that lost the id must not call it.
         self._fence.check()
@@ -348,13 +348,13 @@ class KafkaWriter:
                 "though no owner claimed it since: try again"
             ) from error
 
-    def _send_offsets(self, producer: Producer, commit: GroupCommit) -> None:
+    def _send_offsets(self, producer: ProducerClient, commit: GroupCommit) -> None:
         metadata = self._metadata_of(commit.group)
         if commit.member is not None:
             metadata = member_metadata(metadata, commit.member)
         producer.offsets(commit.offsets, metadata, self._cluster.timeout_s)
 
-    def _commit(self, producer: Producer) -> None:
+    def _commit(self, producer: ProducerClient) -> None:
         deadline_ms = self._clock.monotonic_ms() + self._cluster.timeout_ms
         while True:
             left_s = max(deadline_ms - self._clock.monotonic_ms(), 1) / 1_000
@@ -365,7 +365,7 @@ class KafkaWriter:
                 if not error_of(error).retriable() or self._clock.monotonic_ms() >= deadline_ms:
                     raise
 
-    def _abort(self, producer: Producer, *, keeps: bool = False) -> bool:
+    def _abort(self, producer: ProducerClient, *, keeps: bool = False) -> bool:
         """End a failed transaction; returns whether the broker confirmed the abort.
 
         The producer is not used again, unless it `keeps` after a confirmed abort: after a record that the broker
@@ -420,7 +420,7 @@ class KafkaWriter:
 
     def _deliver(
         self,
-        producer: Producer,
+        producer: ProducerClient,
         unsent: Unsent,
         offsets: Callable[[], None] | None = None,
         meanwhile: Callable[[], None] | None = None,
@@ -439,7 +439,7 @@ class KafkaWriter:
 
     def _round(
         self,
-        producer: Producer,
+        producer: ProducerClient,
         unsent: Unsent,
         offsets: Callable[[], None] | None,
         meanwhile: Callable[[], None] | None,
@@ -514,7 +514,7 @@ class KafkaWriter:
             *source, key, size,
         )  # fmt: skip
 
-    def _produce(self, producer: Producer, source: TopicPartition, batch: Columns, deadline_ms: int) -> None:
+    def _produce(self, producer: ProducerClient, source: TopicPartition, batch: Columns, deadline_ms: int) -> None:
         """Give a partition's records to the client; raises Unavailable if its queue stays full."""
         at = 0
         while at < len(batch):
@@ -533,7 +533,7 @@ class KafkaWriter:
                 raise Unavailable(f"{self._cluster.where}: {source}: the client's queue stayed full: try again")
             at = taken
 
-    def _learn_partitions(self, producer: Producer, source: TopicPartition) -> None:
+    def _learn_partitions(self, producer: ProducerClient, source: TopicPartition) -> None:
         """Refresh the producer's metadata: the partition exists, but was added after this client's last request."""
         self._cluster.reading(f"writing to {source}", partial(producer.learn, source.topic))
         self._clock.sleep_ms(RETRY_MS)

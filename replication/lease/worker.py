@@ -48,7 +48,7 @@ READ_BYTES = 1 << 16
 RETRY_MS = 200
 
 
-class Orders:
+class LeaseOrders:
     """Lines of the standard input, whose end ends the process at once."""
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ def main() -> int:
     # The parent's own end decides: a supervisor that signals all processes of a unit must not end the lease first.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    orders = Orders()
+    orders = LeaseOrders()
     clock = SystemClock()
     order = None
     while order is None:

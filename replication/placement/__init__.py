@@ -8,18 +8,18 @@ group_standbys                                                   placement `grou
 workers                                                          the tasks of one instance over its worker processes
 """
 
-from standfast.replication.placement.group_standbys import Placed, may_release, place_standbys
+from standfast.replication.placement.group_standbys import PlacedStandbys, may_release, place_standbys
 from standfast.replication.placement.model import (
     Assignment,
     Away,
     Copy,
     CopyState,
-    Member,
     Move,
     MoveKind,
+    PlacedMember,
+    PlacementSettings,
     Reason,
     Round,
-    Settings,
     View,
 )
 from standfast.replication.placement.place import is_changed, place
@@ -30,13 +30,13 @@ __all__ = [
     "Away",
     "Copy",
     "CopyState",
-    "Member",
+    "PlacedMember",
     "Move",
     "MoveKind",
-    "Placed",
+    "PlacedStandbys",
     "Reason",
     "Round",
-    "Settings",
+    "PlacementSettings",
     "View",
     "is_changed",
     "may_release",

@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.look import NO_COPIES, OPENED, UNKNOWN_LAG, Look, Room
+from standfast.replication.placement.look import NO_COPIES, OPENED, UNKNOWN_LAG, Look, MemberRoom
 from standfast.replication.placement.model import CopyState, Fact, Move, MoveKind, Reason
 from standfast.replication.placement.no_room import STAYS, taker
 from standfast.replication.placement.quotas import above, bounded_shares, counts_of, quotas, returning_tasks
@@ -56,7 +56,7 @@ class Actives:
         self.unsettled = False  # a copy catches up, or a task opens: worth another look soon
         self._budget = budget
         self._kept: dict[str, Reason] = {}
-        self._room = Room(look)
+        self._room = MemberRoom(look)
         lost = [task for task in look.tasks if not self._keep(task)]
         if self._room.is_bounded:
             lost = sorted([*lost, *self._above_bounds()])

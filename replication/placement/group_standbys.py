@@ -25,14 +25,14 @@ from standfast.replication.takeover import MemberPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedStandbys:
     """Standbys by member, and the number of wanted standbys that no member can hold."""
 
     standbys: Mapping[str, frozenset[TaskId]]
     missing: int
 
 
-def place_standbys(members: Mapping[str, MemberPlan], replicas: int) -> Placed:
+def place_standbys(members: Mapping[str, MemberPlan], replicas: int) -> PlacedStandbys:
     """Standbys of every live member; `members` are their published plans."""
     running: dict[TaskId, set[str]] = {}
     holders: dict[TaskId, set[str]] = {}
@@ -55,10 +55,10 @@ def place_standbys(members: Mapping[str, MemberPlan], replicas: int) -> Placed:
             missing += replicas - wanted
             _fill(placed[task], counts, able, wanted)
     _even_out(placed, counts, running)
-    return Placed({name: frozenset(task for task in tasks if name in placed[task]) for name in counts}, missing)
+    return PlacedStandbys({name: frozenset(task for task in tasks if name in placed[task]) for name in counts}, missing)
 
 
-def may_release(me: str, task: TaskId, placed: Placed, members: Mapping[str, MemberPlan]) -> bool:
+def may_release(me: str, task: TaskId, placed: PlacedStandbys, members: Mapping[str, MemberPlan]) -> bool:
     """Whether this member may close a standby that is no longer its own: its takers have caught up, or none exist."""
     takers = [name for name, tasks in placed.standbys.items() if task in tasks and name != me]
     return all(task in members[name].warm for name in takers)

@@ -3,7 +3,7 @@
     previous published     it is the truth about roles; reports say how far each copy is
     none is readable       roles come from the reports: a new leader continues from the tasks that run
 
-`Room` counts the tasks that each member has so far in a round, and those that it may have.
+`MemberRoom` counts the tasks that each member has so far in a round, and those that it may have.
 
 Rules of this file: pure; it decides nothing about where a task goes.
 """
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.model import TAILING, Assignment, Copy, CopyState, Fact, Member, View
+from standfast.replication.placement.model import TAILING, Assignment, Copy, CopyState, Fact, PlacedMember, View
 from standfast.store.errors import InvalidRequest
 from standfast.store.names import few
 
@@ -44,7 +44,7 @@ class Look:
         if closed:
             raise InvalidRequest(f"max_tasks of an instance is 1 or more, or None for no bound: {few(closed)}")
         able = [member for member in everyone if not member.waits]
-        self.members: dict[str, Member] = {member.id: member for member in able if member.no_room_ms is None}
+        self.members: dict[str, PlacedMember] = {member.id: member for member in able if member.no_room_ms is None}
         # Members without room keep the tasks that no other can take, and get none: see `no_room.py`.
         self.short = {member.id: member.no_room_ms for member in able if member.no_room_ms is not None}
         self.copies: dict[TaskId, dict[str, Copy]] = {}
@@ -137,7 +137,7 @@ class Look:
         return Assignment(active=active, standbys=standbys, warmups=warmups)
 
 
-class Room:
+class MemberRoom:
     """The tasks of each member in one round (`load`), and the most that it takes."""
 
     def __init__(self, look: Look) -> None:

@@ -51,7 +51,7 @@ class Copy(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class PlacedMember:
     """A live instance. It gets tasks in proportion to its slots; `waits` says why it may hold none.
 
     `no_room_ms`: for how long its state directory has taken no writes; None while there is room.
@@ -76,7 +76,7 @@ class Away(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class PlacementSettings:
     """Settings of a placement.
 
     standby_replicas     standbys of each task that has stores
@@ -128,9 +128,9 @@ class View:
     `ran`: the application is known to have run, whatever the assignment and the copies show.
     """
 
-    members: tuple[Member, ...]
+    members: tuple[PlacedMember, ...]
     tasks: tuple[TaskId, ...]
-    settings: Settings = field(default_factory=Settings)
+    settings: PlacementSettings = field(default_factory=PlacementSettings)
     previous: Assignment | None = None
     away: Mapping[str, Away] = field(default_factory=dict)
     stateless: frozenset[int] = frozenset()

@@ -18,7 +18,7 @@ from typing import Final
 
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.explained import read_moves
-from standfast.replication.placement.look import Look, Room
+from standfast.replication.placement.look import Look, MemberRoom
 from standfast.replication.placement.model import Fact, Reason, Round
 
 ONCE_MS: Final = 600_000  # two disks that fill by turns must not send tasks to and fro
@@ -26,7 +26,7 @@ STAYS, WARM, COLD = "NO_ROOM", "NO_ROOM_WARM", "NO_ROOM_COLD"
 MOVES: Final = frozenset({WARM, COLD})
 
 
-def taker(look: Look, task: TaskId, owner: str, room: Room) -> tuple[str, Reason] | None:
+def taker(look: Look, task: TaskId, owner: str, room: MemberRoom) -> tuple[str, Reason] | None:
     """The member that takes a task over from one without room, and the reason; None: the task stays."""
     able = [name for name in look.members if room.left(name) > 0]
     if not able or task in look.view.moved_for_room:

@@ -20,11 +20,11 @@ from collections.abc import Mapping
 
 from standfast.replication.placement.records import Generation, PlacementState, Report
 from standfast.replication.programs import Shapes, difference
-from standfast.replication.takeover import Traits
+from standfast.replication.takeover import MemberTraits
 from standfast.store.log import as_event, logger
 from standfast.store.names import few
 
-Members = Mapping[str, Traits | None]  # None: an instance of a version without managed placement
+Members = Mapping[str, MemberTraits | None]  # None: an instance of a version without managed placement
 
 
 class Programs:

@@ -20,12 +20,12 @@ from standfast.replication.placement.explained import Moved, Reasons, read_moves
 from standfast.replication.placement.model import Assignment, MoveKind, Reason
 from standfast.replication.placement.reasons import words_of
 from standfast.replication.placement.records import PlacementState, Report
-from standfast.replication.takeover import Traits
+from standfast.replication.takeover import MemberTraits
 from standfast.store.errors import Corruption
 
 ARRIVALS = frozenset({MoveKind.START, MoveKind.TAKE_OVER, MoveKind.HAND_OVER})  # moves that give a task to an instance
 WITHOUT_NEWS = frozenset({"RUNS", "OPENS", "RESTORES"})  # the task stays: the move that brought it there says why
-Members = Mapping[str, Traits | None]  # None: a live instance that a leader does not assign tasks to
+Members = Mapping[str, MemberTraits | None]  # None: a live instance that a leader does not assign tasks to
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class SeenMove:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PlacementSeen:
     """A placement at one moment. `moves` are in order of time; `moves_left_out` had no room in the records."""
 
     app: str
@@ -133,12 +133,12 @@ class PlacementSnapshot:
     leader: str | None
     now_ms: int
 
-    def seen(self, app: str) -> Seen:
+    def seen(self, app: str) -> PlacementSeen:
         """The picture. Raises Corruption."""
         return seen(app, self.state, self.members, self.leader, self.now_ms)
 
 
-def seen(app: str, state: PlacementState, members: Members, leader: str | None, now_ms: int) -> Seen:
+def seen(app: str, state: PlacementState, members: Members, leader: str | None, now_ms: int) -> PlacementSeen:
     """The picture of a placement topic's content and a group's live members at wall time `now_ms`.
 
     Raises Corruption for a record that cannot be read, with the topic; also for one of a newer format.
@@ -150,7 +150,7 @@ def seen(app: str, state: PlacementState, members: Members, leader: str | None, 
     leader = leader if leader in members else None
     said, pauses = _Said(), _pauses(moves, reports)
     names = sorted({*members, *reports, *_named(assignment)})
-    return Seen(
+    return PlacementSeen(
         app=app,
         generation=assignment.generation,
         epoch=0 if valid is None else valid.epoch,

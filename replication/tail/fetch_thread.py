@@ -46,7 +46,7 @@ from standfast.replication.log import Fetched, LogReader
 from standfast.replication.offsets import TopicPartition
 from standfast.store.closing import Closing
 from standfast.store.errors import Closed, Corruption, InvalidRequest, StandfastError, StateLost, Unavailable
-from standfast.store.process.interrupts import Answer, Monitor, is_main
+from standfast.store.process.interrupts import CallResult, Monitor, is_main
 from standfast.store.process.tracebacks import is_foreign
 
 CALL_TIMEOUT_S = 30.0
@@ -85,7 +85,7 @@ class _Request:
     number: int
     action: Callable[[LogReader], Any]
     moves: frozenset[TopicPartition] | None = NO_PARTITION
-    answer: Answer[Any] | None = None
+    answer: CallResult[Any] | None = None
 
     def outdates(self, sources: frozenset[TopicPartition]) -> bool:
         """Whether it may move one of these partitions."""
@@ -243,7 +243,7 @@ class FetchThread(Closing):
         For questions (bounds, assignment); it must not move positions. Raises the action's error, Unavailable if it
         takes longer than `timeout_s` seconds (an action not begun by then never runs), Closed if the thread has ended.
         """
-        answer: Answer[R] = Answer()
+        answer: CallResult[R] = CallResult()
         self._ask(action, answer=answer)
         try:
             return answer.result(timeout_s)
@@ -314,7 +314,7 @@ class FetchThread(Closing):
         self,
         action: Callable[[LogReader], Any],
         moves: frozenset[TopicPartition] | None = NO_PARTITION,
-        answer: Answer[Any] | None = None,
+        answer: CallResult[Any] | None = None,
     ) -> int:
         with self._changed:
             if self._closing or self._ended:

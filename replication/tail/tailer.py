@@ -21,7 +21,7 @@ from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.listeners import Listener
 from standfast.replication.log import Fetched, Group, Log, LogReader
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
-from standfast.replication.standby import Standby, State, Step
+from standfast.replication.standby import Standby, StandbyState, StandbyStep
 from standfast.replication.tail.applier import STAGED_BYTES_MAX, ChangelogApplier, note_lost
 from standfast.replication.tail.pace import BATCH_ROWS, Pace
 from standfast.store.clock import Clock, SystemClock
@@ -298,7 +298,7 @@ class Tailer:
     def _start(self, changelog: TopicPartition) -> None:
         tailed = self.changelogs[changelog]
         self._reader.add({changelog: tailed.machine.position})
-        tailed.paused = tailed.machine.state is State.PAUSED
+        tailed.paused = tailed.machine.state is StandbyState.PAUSED
         # The reader's assignment is new and not paused, while the machine may have kept its state.
         if tailed.paused:
             self._reader.pause([changelog])
@@ -340,7 +340,7 @@ class Tailer:
         else:
             waiting.caught_up_ms[changelog] = now_ms
 
-    def _carry_out(self, changelog: TopicPartition, tailed: TailedChangelog, step: Step, now_ms: int) -> int:
+    def _carry_out(self, changelog: TopicPartition, tailed: TailedChangelog, step: StandbyStep, now_ms: int) -> int:
         stored = tailed.applier.position(changelog)
         if step.apply or stored is None or stored.offset != step.position:
             waiting = self._waiting.setdefault(tailed.task, _Waiting(now_ms))

@@ -20,7 +20,7 @@ from standfast.restore.plan import (
     LocalPosition,
     LogState,
     Refuse,
-    Reinitialise,
+    ReinitialisePlan,
     StoredPosition,
     local_position,
     plan_changelog,
@@ -176,7 +176,7 @@ def _store(name: str, source: str, found: LocalPosition | None, log: LogState | 
     plan = plan_changelog(found, log, now_ms=now_ms)
     if isinstance(plan, Refuse):
         return StoreForecast(name, REFUSED, plan.reason, message=plan.message)
-    if found is None or isinstance(plan, Reinitialise):
+    if found is None or isinstance(plan, ReinitialisePlan):
         source = CHANGELOG
     return StoreForecast(name, source, plan.reason, plan.records_max)
 

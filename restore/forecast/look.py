@@ -61,7 +61,7 @@ class _Found:
     tags: Mapping[str, str]
 
 
-class Look:
+class ForecastLook:
     """One look at the tasks of an application.
 
     `state_path` is `<state_dir>/<app>`, which may be absent; `declared` are the definitions of group 0's stores as the

@@ -34,7 +34,7 @@ from standfast.replication.tail.applier import ChangelogApplier
 from standfast.restore.files.manifest import ManifestPartition
 from standfast.restore.files.manifest_files import check_files
 from standfast.restore.replay.bulk_plan import BulkSettings, Choice, choose, lookups_in, needs_compaction
-from standfast.restore.replay.jobs import Done, Event, Failed, Job, Progress, Run
+from standfast.restore.replay.jobs import Done, Event, Failed, Job, JobProgress, Run
 from standfast.restore.replay.run_builder import each_digest, quick_digest
 from standfast.restore.replay.worker_pool import WorkerPool
 from standfast.store import files
@@ -71,7 +71,7 @@ class BulkStatistics:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BulkStep:
     """Result of a round for one changelog.
 
     position            applied and durable up to here
@@ -208,7 +208,7 @@ class BulkLoader:
         for load in [one for one in self._loads.values() if one.applier.task == task]:
             self._drop(load)
 
-    def poll_once(self) -> list[Step]:
+    def poll_once(self) -> list[BulkStep]:
         """Read the workers' reports, ingest the next runs, give out work; one step for each changelog that moved."""
         if not self._loads and self._pool.quiet:
             return []
@@ -229,7 +229,7 @@ class BulkLoader:
 
     # -- work for the workers -----------------------------------------------------------------------------------------
 
-    def _begin(self) -> list[Step]:
+    def _begin(self) -> list[BulkStep]:
         """Start the loads that have no job yet."""
         steps = []
         for load in [one for one in self._loads.values() if one.job < 0 and one.built == one.start and not one.runs]:
@@ -268,11 +268,11 @@ class BulkLoader:
             )
         )
 
-    def _take(self, event: Event) -> Iterator[Step]:
+    def _take(self, event: Event) -> Iterator[BulkStep]:
         load = next((load for load in self._loads.values() if load.job == event.number), None)
         if load is None:
             return  # the load was given up meanwhile
-        if isinstance(event, Progress):
+        if isinstance(event, JobProgress):
             load.read = max(load.read, event.position)
             load.read_records += event.records
             load.read_bytes += event.bytes
@@ -285,7 +285,7 @@ class BulkLoader:
         else:
             assert isinstance(event, Done)
 
-    def _again(self, load: _Load, error: StandfastError) -> Iterator[Step]:
+    def _again(self, load: _Load, error: StandfastError) -> Iterator[BulkStep]:
         """Queue the rest of a changelog again, as long as another attempt may help."""
         # The log has lost records, which batches would not find either.
         if isinstance(error, StateLost):
@@ -309,7 +309,7 @@ class BulkLoader:
 
     # -- runs of the workers ------------------------------------------------------------------------------------------
 
-    def _advance(self, load: _Load) -> Iterator[Step]:
+    def _advance(self, load: _Load) -> Iterator[BulkStep]:
         before = load.position
         try:
             self._ingest(load)
@@ -397,8 +397,8 @@ class BulkLoader:
         self._runs += len(runs)
         self._files += len(files)
 
-    def _step(self, load: _Load, *, done: bool = False, **ending: object) -> Step:
-        step = Step(
+    def _step(self, load: _Load, *, done: bool = False, **ending: object) -> BulkStep:
+        step = BulkStep(
             load.applier.task,
             load.changelog,
             load.position,
@@ -413,7 +413,7 @@ class BulkLoader:
         load.records = load.read_records = load.read_bytes = load.skipped = 0
         return step
 
-    def _end(self, load: _Load, *, given_back: str | None = None, error: StandfastError | None = None) -> Step:
+    def _end(self, load: _Load, *, given_back: str | None = None, error: StandfastError | None = None) -> BulkStep:
         self._drop(load)
         self._given_back += given_back is not None
         return self._step(load, done=given_back is None and error is None, given_back=given_back, error=error)

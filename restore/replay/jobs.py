@@ -52,7 +52,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class JobProgress:
     """The worker's position, with the records and bytes of keys and values read since the last report."""
 
     number: int
@@ -87,4 +87,4 @@ class Failed:
     error: StandfastError
 
 
-Event: TypeAlias = Progress | Run | Done | Failed
+Event: TypeAlias = JobProgress | Run | Done | Failed

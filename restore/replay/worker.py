@@ -20,7 +20,7 @@ from contextlib import closing, suppress
 from standfast.replication.columns import RecordColumns, offsets_of, payload_bytes
 from standfast.replication.log import Log, LogReader, Record
 from standfast.restore.replay.bulk_plan import TAIL_RECORDS, Tail, skip_before_ms
-from standfast.restore.replay.jobs import Done, Event, Failed, Job, Progress, Run
+from standfast.restore.replay.jobs import Done, Event, Failed, Job, JobProgress, Run
 from standfast.restore.replay.run_builder import RunBuilder, quick_digest
 from standfast.store import files
 from standfast.store.clock import measured_ns, real_clock
@@ -152,7 +152,7 @@ class Worker:
             size += batch_bytes
             now_ms = self._clock.monotonic_ms()
             if now_ms - said_ms >= PROGRESS_MS:
-                self._say(Progress(job.number, position, records, size))
+                self._say(JobProgress(job.number, position, records, size))
                 records, size, said_ms = 0, 0, now_ms
             if position < job.end and builder.full:  # the last run follows the loop
                 self._relieve(builder, position)
@@ -160,7 +160,7 @@ class Worker:
             phases_ns["decode"] += folded_ns - fetched_ns
             done_ns = measured_ns()
             phases_ns["write"] += done_ns - folded_ns
-        self._say(Progress(job.number, job.end, records, size))
+        self._say(JobProgress(job.number, job.end, records, size))
         # The last run ends at the job's end, also without rows: the owner's position moves only with runs.
         self._write(builder, job.end)
         phases_ns["write"] += measured_ns() - done_ns

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from queue import Empty, SimpleQueue
 
 from standfast.replication.log import Log
-from standfast.restore.replay.jobs import Done, Event, Failed, Job, Progress
+from standfast.restore.replay.jobs import Done, Event, Failed, Job, JobProgress
 from standfast.restore.replay.worker import Worker
 from standfast.store.clock import real_clock
 from standfast.store.errors import Unavailable
@@ -27,7 +27,7 @@ JOIN_S = 10.0
 class WorkerPool:
     """At most `workers` threads at once, which read `log`. Used by one thread.
 
-    `wake` is called, by any thread, when there is a report to act on: every kind but `Progress`.
+    `wake` is called, by any thread, when there is a report to act on: every kind but `JobProgress`.
     """
 
     def __init__(self, log: Log, workers: int, wake: Callable[[], None]) -> None:
@@ -93,7 +93,7 @@ class WorkerPool:
 
     def _say(self, event: Event) -> None:
         self._said.put(event)
-        if not isinstance(event, Progress):
+        if not isinstance(event, JobProgress):
             self._wake()
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from standfast.restore.snapshot.fetch import fetch, warn_of_pass
 from standfast.restore.snapshot.manifest import Snapshot
 from standfast.restore.snapshot.names import SnapshotName
 from standfast.restore.snapshot.planning import newest
-from standfast.restore.snapshot.points import Candidate, Refused, Span, choose
+from standfast.restore.snapshot.points import Candidate, OffsetSpan, UnreachablePoint, choose
 from standfast.restore.snapshot.storage import Storage
 from standfast.restore.snapshot.tails import Tails, advance, logged
 from standfast.store import files
@@ -37,7 +37,7 @@ ONLY = ""  # the store of an offset that names none, for a task with one changel
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedPoint:
     """The point: `offsets` by store (next to apply), or `time_ms`, or neither: a snapshot's own, the newest.
 
     `snapshots` are the only ones to use, by task.
@@ -62,7 +62,9 @@ class AtPoint:
     tail: int
 
 
-def choose_task(storage: Storage, task: str, wanted: Wanted, tails: Tails | None, *, exact: bool = False) -> AtPoint:
+def choose_task(
+    storage: Storage, task: str, wanted: WantedPoint, tails: Tails | None, *, exact: bool = False
+) -> AtPoint:
     """The snapshot of a task for a point. `exact`: a snapshot's own point alone, where its source offsets are known.
 
     Raises InvalidRequest with the reason and the nearest points, Corruption for a damaged manifest.
@@ -93,7 +95,7 @@ def choose_task(storage: Storage, task: str, wanted: Wanted, tails: Tails | None
         if one.reaches(point):
             break
     chosen = choose(point, candidates)
-    if isinstance(chosen, Refused):
+    if isinstance(chosen, UnreachablePoint):
         if not exact:
             chosen = _looked_beyond(point, candidates, by_name, tails)
         raise InvalidRequest(f"task {task}: {_told(chosen, exact)}")
@@ -144,7 +146,7 @@ def refuse_folder(output: Path, app: str) -> None:
         raise InvalidRequest(f"{output / app} exists: a restore makes a new folder and replaces none, name another one")
 
 
-def _point(task: str, snapshots: Sequence[Snapshot], wanted: Wanted, tails: Tails) -> dict[str, int]:
+def _point(task: str, snapshots: Sequence[Snapshot], wanted: WantedPoint, tails: Tails) -> dict[str, int]:
     """The wanted offsets by store; the stores are those of the newest snapshot that fits the log."""
     reasons = []
     for snapshot in snapshots:
@@ -171,22 +173,22 @@ def _own(tails: Tails, snapshot: Snapshot) -> Candidate:
     found = tails.changelogs(snapshot)
     if isinstance(found, str):
         return Candidate(snapshot.name, own, reason=found)
-    return Candidate(snapshot.name, own, {name: (Span(one.at.offset, one.base),) for name, one in found.items()})
+    return Candidate(snapshot.name, own, {name: (OffsetSpan(one.at.offset, one.base),) for name, one in found.items()})
 
 
 def _looked_beyond(
     point: Mapping[str, int], candidates: Sequence[Candidate], by_name: Mapping[SnapshotName, Snapshot], tails: Tails
-) -> Refused:
+) -> UnreachablePoint:
     """The refusal with the nearest point above: behind the newest snapshot below the point, up to the log's end."""
     below = [one for one in candidates if one.spans]
     beyond = [tails.candidate(by_name[one.name], point, beyond=True) for one in below[:1]]
     found = choose(point, [*beyond, *(one for one in candidates if one not in below[:1])])
-    if isinstance(found, Refused):
+    if isinstance(found, UnreachablePoint):
         return found
-    return Refused(f"compaction ran while the point {dict(point)} was chosen: choose again")
+    return UnreachablePoint(f"compaction ran while the point {dict(point)} was chosen: choose again")
 
 
-def _told(refused: Refused, exact: bool) -> str:
+def _told(refused: UnreachablePoint, exact: bool) -> str:
     if not exact:
         return refused.message
     return (

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from standfast.restore.snapshot.manifest import Snapshot, SnapshotFile, parse_snapshot
 from standfast.restore.snapshot.names import FILES, TASKS, SnapshotName, file_key, name_of_key, sha_of_key
-from standfast.restore.snapshot.planning import Kept, Stored, newest_first
+from standfast.restore.snapshot.planning import ListedSnapshot, StoredObject, newest_first
 from standfast.store.errors import Corruption, InvalidRequest
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ LISTINGS_MAX = 3  # where snapshots go faster than they can be read, a task is r
 class Listed:
     """Whole snapshots, and the names of others with the fault; both the newest of each task first."""
 
-    whole: tuple[Kept, ...]
+    whole: tuple[ListedSnapshot, ...]
     broken: dict[SnapshotName, str]
 
     @property
@@ -122,12 +122,12 @@ def listed(storage: Storage, task: str | None = None) -> Listed:
     return Listed(tuple(whole), broken)
 
 
-def read_all(storage: Storage, found: Iterable[Stored]) -> dict[SnapshotName, Kept | str]:
+def read_all(storage: Storage, found: Iterable[StoredObject]) -> dict[SnapshotName, ListedSnapshot | str]:
     """Manifests of a listing, each with its time, or the text of its fault; one removed meanwhile is left out."""
 
-    def read(name: SnapshotName, one: Stored) -> Kept | str | None:
+    def read(name: SnapshotName, one: StoredObject) -> ListedSnapshot | str | None:
         try:
-            return Kept(read_snapshot(storage, name), one.modified_ms)
+            return ListedSnapshot(read_snapshot(storage, name), one.modified_ms)
         except Corruption as error:
             return str(error)
         except InvalidRequest as error:

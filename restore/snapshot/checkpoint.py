@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from standfast.restore.files.manifest_files import sha256_of
-from standfast.restore.snapshot.manifest import Cut, CutPosition, Snapshot, SnapshotFile, SnapshotMade
+from standfast.restore.snapshot.manifest import CutPosition, Snapshot, SnapshotCut, SnapshotFile, SnapshotMade
 from standfast.store.base.version import __version__
 from standfast.store.engine import DEFAULT_FAMILY
 from standfast.store.errors import Corruption, InvalidRequest
@@ -58,9 +58,9 @@ def read_cut(directory: Path, shared: RocksShared) -> DatabaseCut:
     return DatabaseCut(record, {} if stores is None else decode_record(stores, where))
 
 
-def cut_of(record: CommitRecord, topics: Mapping[str, str], partition: int) -> Cut:
+def cut_of(record: CommitRecord, topics: Mapping[str, str], partition: int) -> SnapshotCut:
     """The cut of a record for a manifest; `topics` are changelogs by store."""
-    return Cut(
+    return SnapshotCut(
         positions={
             name: CutPosition(
                 topic=topics.get(name, ""),

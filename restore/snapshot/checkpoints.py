@@ -30,7 +30,7 @@ from standfast.replication.metadata_parts import texts_of
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.shapes import Count, Shape, plain, read
 from standfast.restore.snapshot.catalogue import missing, present, read_own, read_snapshot
-from standfast.restore.snapshot.manifest import Cut, Snapshot
+from standfast.restore.snapshot.manifest import Snapshot, SnapshotCut
 from standfast.restore.snapshot.names import CHECKPOINTS, SnapshotName, parse_name
 from standfast.restore.snapshot.planning import Retention
 from standfast.restore.snapshot.storage import Storage
@@ -47,7 +47,7 @@ T = TypeVar("T")
 _KEY = re.compile(r"checkpoints/([0-9]{10})/(begun|outcome|parts/[0-9_]{1,20})\.json")
 
 
-class State(StrEnum):
+class CheckpointState(StrEnum):
     """State of a checkpoint in a storage."""
 
     COMPLETE = "complete"
@@ -63,14 +63,14 @@ class Begun(Shape, frozen=True, tag_field="format", tag=BEGUN_FORMAT):
     at_ms: int
 
 
-class Part(Shape, frozen=True, tag_field="format", tag=PART_FORMAT):
+class CheckpointPart(Shape, frozen=True, tag_field="format", tag=PART_FORMAT):
     """The part of one task; `snapshot` is "" for a task without rows on disk. `progress` of its watermarks."""
 
     number: Count
     task: str
     epoch: Count
     snapshot: str
-    cut: Cut
+    cut: SnapshotCut
     progress: Mapping[str, int] = {}
 
     @property
@@ -79,16 +79,16 @@ class Part(Shape, frozen=True, tag_field="format", tag=PART_FORMAT):
         return parse_name(self.snapshot) if self.snapshot else None
 
 
-class Outcome(Shape, frozen=True, tag_field="format", tag=FORMAT):
+class CheckpointOutcome(Shape, frozen=True, tag_field="format", tag=FORMAT):
     """The end of a checkpoint. `pause_ms`: the longest time for which a group of tasks stood still."""
 
     number: Count
-    state: State
+    state: CheckpointState
     why: str
     leader: str
     at_ms: int
     pause_ms: Count
-    parts: tuple[Part, ...]
+    parts: tuple[CheckpointPart, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +97,18 @@ class Checkpoint:
     cannot be read; `held` are the snapshots that its parts name."""
 
     number: int
-    state: State
+    state: CheckpointState
     why: str
     at_ms: int
     modified_ms: int
     begun_ms: int
-    outcome: Outcome | None = None
+    outcome: CheckpointOutcome | None = None
     held: tuple[SnapshotName, ...] = ()
     fault: str = ""
     keys: tuple[str, ...] = ()
 
 
-class Held(NamedTuple):
+class PruneDecisions(NamedTuple):
     """Decisions of a prune about checkpoints: those that go, the snapshots that stay for the others, and the storage's
     time from which on every snapshot stays (None: there is no checkpoint under way)."""
 
@@ -117,7 +117,9 @@ class Held(NamedTuple):
     since_ms: int | None = None
 
 
-def plan_checkpoints(found: Iterable[Checkpoint], retention: Retention, *, now_ms: int, grace_ms: int) -> Held:
+def plan_checkpoints(
+    found: Iterable[Checkpoint], retention: Retention, *, now_ms: int, grace_ms: int
+) -> PruneDecisions:
     """The checkpoints that a prune removes, and the snapshots that it must leave.
 
     The newest `keep` complete ones stay, and younger ones than `keep_ms`; others go once they are older than the grace.
@@ -125,7 +127,7 @@ def plan_checkpoints(found: Iterable[Checkpoint], retention: Retention, *, now_m
     """
     # Numbers and not times: clocks of leaders may differ.
     listed = sorted(found, key=lambda one: one.number, reverse=True)
-    complete = [one for one in listed if one.state is State.COMPLETE]
+    complete = [one for one in listed if one.state is CheckpointState.COMPLETE]
     gone: list[Checkpoint] = []
     snapshots: set[SnapshotName] = set()
     since_ms: int | None = None
@@ -133,19 +135,19 @@ def plan_checkpoints(found: Iterable[Checkpoint], retention: Retention, *, now_m
         if one.fault:
             since_ms = 0
             continue
-        if one.state is State.COMPLETE:
+        if one.state is CheckpointState.COMPLETE:
             young = retention.keep_ms is not None and now_ms - one.modified_ms <= retention.keep_ms
             stays = young or one in complete[: max(retention.keep, 1)]
         else:
             stays = now_ms - one.begun_ms <= grace_ms
         if not stays:
             gone.append(one)
-        elif one.state is not State.ABANDONED:
+        elif one.state is not CheckpointState.ABANDONED:
             snapshots.update(one.held)
-            if one.state is State.UNFINISHED:
+            if one.state is CheckpointState.UNFINISHED:
                 # Parts that are in the storage, and not in a note of the checkpoint yet.
                 since_ms = one.begun_ms if since_ms is None else min(since_ms, one.begun_ms)
-    return Held(tuple(reversed(gone)), frozenset(snapshots), since_ms)
+    return PruneDecisions(tuple(reversed(gone)), frozenset(snapshots), since_ms)
 
 
 def remove(storage: Storage, one: Checkpoint) -> None:
@@ -154,16 +156,21 @@ def remove(storage: Storage, one: Checkpoint) -> None:
     That of a complete one goes first, so that it is never listed without its parts. That of another one goes last,
     after the beginning, so that its leader, if it was stopped and lives after all, can complete nothing.
     """
-    complete = one.state is State.COMPLETE
+    complete = one.state is CheckpointState.COMPLETE
     for key in sorted(one.keys, key=lambda key: (("outcome" in key) is not complete, "begun" in key, key)):
         storage.delete(key)
 
 
 def abandon_dead(storage: Storage, found: Iterable[Checkpoint], at_ms: int) -> bool:
     """Abandon those checkpoints that have no outcome; returns whether there were any. One may be complete by now."""
-    dead = [one for one in found if one.state is State.UNFINISHED]
+    dead = [one for one in found if one.state is CheckpointState.UNFINISHED]
     for one in dead:
-        conclude(storage, Outcome(one.number, State.ABANDONED, "it had no outcome after the grace", "", at_ms, 0, ()))
+        conclude(
+            storage,
+            CheckpointOutcome(
+                one.number, CheckpointState.ABANDONED, "it had no outcome after the grace", "", at_ms, 0, ()
+            ),
+        )
     return bool(dead)
 
 
@@ -180,7 +187,10 @@ def begin(storage: Storage, least: int, leader: str, at_ms: int) -> int:
             notes.setdefault(int(name[1]), set()).add(name[2])
     # One leader begins one at a time, so these were left by leaders that ended, or were replaced.
     for left in sorted(number for number, found in notes.items() if "outcome" not in found):
-        conclude(storage, Outcome(left, State.ABANDONED, "its leader ended before its end", leader, at_ms, 0, ()))
+        conclude(
+            storage,
+            CheckpointOutcome(left, CheckpointState.ABANDONED, "its leader ended before its end", leader, at_ms, 0, ()),
+        )
     number = max([least, *(one + 1 for one in notes)])
     # Another leader may begin one at the same time: each number is given once.
     while not storage.put_new(_key(number, "begun"), _dump(Begun(number, leader, at_ms))):
@@ -189,7 +199,7 @@ def begin(storage: Storage, least: int, leader: str, at_ms: int) -> int:
     return number
 
 
-def put_part(storage: Storage, part: Part) -> None:
+def put_part(storage: Storage, part: CheckpointPart) -> None:
     """Store the part of a task. Raises InvalidRequest if there is another one, Unavailable."""
     reach("checkpoint.part")
     if not storage.put_new(_key(part.number, f"parts/{part.task}"), _dump(part)):
@@ -199,7 +209,7 @@ def put_part(storage: Storage, part: Part) -> None:
         )
 
 
-def conclude(storage: Storage, outcome: Outcome) -> Outcome:
+def conclude(storage: Storage, outcome: CheckpointOutcome) -> CheckpointOutcome:
     """Write the outcome of a checkpoint; returns the one that stands, which another leader may have written before."""
     key = _key(outcome.number, "outcome")
     if storage.put_new(key, _dump(outcome)):
@@ -207,18 +217,18 @@ def conclude(storage: Storage, outcome: Outcome) -> Outcome:
     text = storage.read(key)
     if text is None:
         raise InvalidRequest(f"{key} of {storage.where} was removed just now: the checkpoint is not complete")
-    return _read(text, Outcome, key)
+    return _read(text, CheckpointOutcome, key)
 
 
 def seal(
     storage: Storage,
-    outcome: Outcome,
+    outcome: CheckpointOutcome,
     tasks: Collection[TaskId],
     limits: Mapping[TopicPartition, int],
     readers: Mapping[str, frozenset[int]],
     *,
     in_time: Callable[[], bool],
-) -> Outcome:
+) -> CheckpointOutcome:
     """Complete a checkpoint of which every task has stored its part; `outcome` has no parts yet.
 
     `limits` are the ends of internal topics that its parts must have consumed, `readers` the groups that read each
@@ -232,14 +242,16 @@ def seal(
         text = storage.read(key)
         if text is None:
             raise InvalidRequest(f"task {task} has no part in checkpoint {outcome.number}")
-        part = _read(text, Part, key)
+        part = _read(text, CheckpointPart, key)
         _check_limits(part, task, limits, readers)
         parts.append(part)
         _check_whole(storage, part)
     reach("checkpoint.seal")
     if not in_time():
         raise InvalidRequest(f"checkpoint {outcome.number} took too long, so that a prune may have removed its parts")
-    made = Outcome(outcome.number, State.COMPLETE, "", outcome.leader, outcome.at_ms, outcome.pause_ms, tuple(parts))
+    made = CheckpointOutcome(
+        outcome.number, CheckpointState.COMPLETE, "", outcome.leader, outcome.at_ms, outcome.pause_ms, tuple(parts)
+    )
     stands = conclude(storage, made)
     reach("checkpoint.sealed")
     if stands == made and not _has_begun(storage, outcome.number):
@@ -260,7 +272,7 @@ def checkpoints(storage: Storage) -> list[Checkpoint]:
     return [_checkpoint(storage, number, keys) for number, keys in sorted(found.items())]
 
 
-def read_checkpoint(storage: Storage, number: int) -> Outcome:
+def read_checkpoint(storage: Storage, number: int) -> CheckpointOutcome:
     """A complete checkpoint. Raises InvalidRequest for any other, Corruption."""
     key = _key(number, "outcome")
     text = storage.read(key)
@@ -268,15 +280,15 @@ def read_checkpoint(storage: Storage, number: int) -> Outcome:
         raise InvalidRequest(
             f"{storage.where} has no complete checkpoint {number}: `standfast snapshot list` shows those that it has"
         )
-    outcome = _read(text, Outcome, key)
-    if outcome.state is not State.COMPLETE:
+    outcome = _read(text, CheckpointOutcome, key)
+    if outcome.state is not CheckpointState.COMPLETE:
         raise InvalidRequest(f"checkpoint {number} of {storage.where} was {outcome.state}: {outcome.why}")
     if not _has_begun(storage, number):
         raise InvalidRequest(f"checkpoint {number} of {storage.where} is not usable: {REMOVED}")
     return outcome
 
 
-def parts_of(storage: Storage, outcome: Outcome) -> tuple[list[Snapshot], dict[TopicPartition, Committed]]:
+def parts_of(storage: Storage, outcome: CheckpointOutcome) -> tuple[list[Snapshot], dict[TopicPartition, Committed]]:
     """The snapshots of a complete checkpoint, and the source offsets of its tasks without stores, with their metadata.
 
     Raises InvalidRequest for a part whose stores are in memory: their rows are in the log alone.
@@ -307,27 +319,29 @@ def _checkpoint(storage: Storage, number: int, keys: Mapping[str, int]) -> Check
         key = _key(number, "outcome")
         text = storage.read(key) if key in keys else None
         if text is not None:
-            outcome = _read(text, Outcome, key)
+            outcome = _read(text, CheckpointOutcome, key)
             held, state, why = _named(outcome.parts), outcome.state, outcome.why
-            if state is State.COMPLETE and base not in keys:
-                held, state, why = (), State.ABANDONED, REMOVED
+            if state is CheckpointState.COMPLETE and base not in keys:
+                held, state, why = (), CheckpointState.ABANDONED, REMOVED
             return Checkpoint(number, state, why, outcome.at_ms, modified_ms, begun_ms, outcome, held, "", ordered)
         begun = storage.read(base) if base in keys else None
         at_ms = begun_ms if begun is None else _read(begun, Begun, base).at_ms
-        parts = [_read(one, Part, key) for key in ordered if "/parts/" in key and (one := storage.read(key))]
+        parts = [_read(one, CheckpointPart, key) for key in ordered if "/parts/" in key and (one := storage.read(key))]
         held = _named(parts)
-        return Checkpoint(number, State.UNFINISHED, "", at_ms, modified_ms, begun_ms, None, held, "", ordered)
+        return Checkpoint(number, CheckpointState.UNFINISHED, "", at_ms, modified_ms, begun_ms, None, held, "", ordered)
     except (Corruption, InvalidRequest) as error:
-        return Checkpoint(number, State.UNFINISHED, "", begun_ms, modified_ms, begun_ms, None, (), str(error), ordered)
+        return Checkpoint(
+            number, CheckpointState.UNFINISHED, "", begun_ms, modified_ms, begun_ms, None, (), str(error), ordered
+        )
 
 
-def _named(parts: Iterable[Part]) -> tuple[SnapshotName, ...]:
+def _named(parts: Iterable[CheckpointPart]) -> tuple[SnapshotName, ...]:
     """The snapshots that parts name."""
     return tuple(parse_name(part.snapshot) for part in parts if part.snapshot)
 
 
 def _check_limits(
-    part: Part, task: TaskId, limits: Mapping[TopicPartition, int], readers: Mapping[str, frozenset[int]]
+    part: CheckpointPart, task: TaskId, limits: Mapping[TopicPartition, int], readers: Mapping[str, frozenset[int]]
 ) -> None:
     if part.task != str(task):
         raise InvalidRequest(f"the part of task {task} is that of {part.task}")
@@ -343,7 +357,7 @@ def _check_limits(
             )
 
 
-def _check_whole(storage: Storage, part: Part) -> None:
+def _check_whole(storage: Storage, part: CheckpointPart) -> None:
     name = part.name
     if name is None:
         return
@@ -366,7 +380,7 @@ def _key(number: int, name: str) -> str:
     return f"{CHECKPOINTS}/{number:010}/{name}.json"
 
 
-def _dump(note: Begun | Part | Outcome) -> bytes:
+def _dump(note: Begun | CheckpointPart | CheckpointOutcome) -> bytes:
     return json.dumps(plain(note)).encode() + b"\n"
 
 

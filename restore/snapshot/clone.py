@@ -36,7 +36,7 @@ from standfast.replication.topics.restoring import (
     read_mark,
 )
 from standfast.restore.snapshot.catalogue import listed
-from standfast.restore.snapshot.clone_plan import ClonePlan, Part, plan_clone, refuse_used
+from standfast.restore.snapshot.clone_plan import ClonePart, ClonePlan, plan_clone, refuse_used
 from standfast.restore.snapshot.fetch import fetch, holds_database, place
 from standfast.restore.snapshot.logged_rows import drop_rows, lifted, records_of
 from standfast.restore.snapshot.manifest import Snapshot
@@ -278,7 +278,7 @@ class _Run:
             claims.take({name: claim_of(name, one, keys.get(name, PLAIN)) for name, one in topic_ids.items()})
 
     def _write_rows(
-        self, writer: LogWriter, part: Part, engine: Engine, record: CommitRecord, topic_ids: Mapping[str, str]
+        self, writer: LogWriter, part: ClonePart, engine: Engine, record: CommitRecord, topic_ids: Mapping[str, str]
     ) -> dict[str, RestoredPosition]:
         """Write the rows of a task to its changelogs; returns the positions after them."""
         task, found = part.task, {}
@@ -304,13 +304,13 @@ class _Run:
         with closing(self._log.reader()) as reader:
             return reader.bounds([at])[at].end
 
-    def _fetch(self, part: Part) -> None:
+    def _fetch(self, part: ClonePart) -> None:
         task = part.snapshot.task
         scratch = self._state.copying_path(task)
         self._scratches[task] = scratch
         fetch(self._storage, part.snapshot, scratch, self._shared, app=self._plan.name)
 
-    def _place(self, part: Part, positions: Mapping[str, RestoredPosition]) -> None:
+    def _place(self, part: ClonePart, positions: Mapping[str, RestoredPosition]) -> None:
         """Put a task's files in place, with the positions after its rows; an earlier run may have done so."""
         task = part.snapshot.task
         scratch, target = self._scratches[task], self._state.task_path(task)
@@ -336,7 +336,7 @@ class _Run:
             _sync(scratch)
         place(scratch, target)
 
-    def _moved(self, part: Part, record: CommitRecord, after: Mapping[str, RestoredPosition]) -> CommitRecord:
+    def _moved(self, part: ClonePart, record: CommitRecord, after: Mapping[str, RestoredPosition]) -> CommitRecord:
         """The record of the task under its new name."""
         plan, now_ms = self._plan, self._clock.wall_ms()
         with closing(self._log.reader()) as reader:
@@ -377,7 +377,7 @@ def _marked(log: Log, plan: ClonePlan, ids: Mapping[str, str]) -> Restoring | No
 
 
 def _offsets_of(
-    plan: ClonePlan, part: Part, record: CommitRecord, after: Mapping[str, RestoredPosition]
+    plan: ClonePlan, part: ClonePart, record: CommitRecord, after: Mapping[str, RestoredPosition]
 ) -> dict[TopicPartition, Committed]:
     """A task's source offsets with their metadata, as its own commit would have written them."""
     times = {plan.renamed(key): time for key, time in record.stream_times.items()}

@@ -37,7 +37,7 @@ REASONS_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ClonePart:
     """One task: its snapshot, its stores that have a changelog of their own, and its sources by their new names."""
 
     snapshot: Snapshot
@@ -56,7 +56,7 @@ class ClonePlan:
 
     app: str
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[ClonePart, ...]
     topics: Mapping[str, tuple[int, TopicPolicy]]
     stateless: Mapping[TopicPartition, Committed] = field(default_factory=dict)
 
@@ -160,7 +160,7 @@ def _one_app(parts: Sequence[Snapshot], name: str) -> str:
     return app
 
 
-def _part(look: _Look, snapshot: Snapshot) -> Part:
+def _part(look: _Look, snapshot: Snapshot) -> ClonePart:
     if snapshot.memory_stores:
         look.reasons.append(
             f"task {snapshot.task} has stores in memory ({few(snapshot.memory_stores)}), whose rows no snapshot has"
@@ -177,7 +177,7 @@ def _part(look: _Look, snapshot: Snapshot) -> Part:
         source_key(renamed_topic(look.app, look.name, topic), partition): (0 if look.is_between(topic) else offset)
         for (topic, partition), offset in ((parse_source_key(key), at) for key, at in snapshot.cut.sources.items())
     }
-    return Part(snapshot, specs, sources)
+    return ClonePart(snapshot, specs, sources)
 
 
 class _Look:
@@ -233,7 +233,7 @@ class _Look:
             elif offset > max(bounds[at].end, written.get(at, 0)) or offset > ends.get(at, offset):
                 self.reasons.append(f"{at} does not go on at offset {offset}: it is another log, or was put back")
 
-    def topics(self, parts: Sequence[Part], sources: Mapping[str, int]) -> dict[str, tuple[int, TopicPolicy]]:
+    def topics(self, parts: Sequence[ClonePart], sources: Mapping[str, int]) -> dict[str, tuple[int, TopicPolicy]]:
         """The topics to create: changelogs with the settings of the old ones, and the topics between tasks."""
         made: dict[str, tuple[int, TopicPolicy]] = {}
         for part in parts:
@@ -250,7 +250,7 @@ class _Look:
                 made[new] = (least, BETWEEN_TASKS) if old is None else (old.partitions, old.policy)
         return made
 
-    def check_whole(self, parts: Sequence[Part], sources: Mapping[str, int]) -> None:
+    def check_whole(self, parts: Sequence[ClonePart], sources: Mapping[str, int]) -> None:
         """Every task with state, and every committed source offset, must be in a part."""
         present = {part.task for part in parts}
         for group in sorted({task.group for task in present}):
@@ -271,7 +271,7 @@ class _Look:
                 "would be processed from the beginning"
             )
 
-    def _count(self, parts: Sequence[Part], group: int) -> int:
+    def _count(self, parts: Sequence[ClonePart], group: int) -> int:
         """The number of tasks of a group: of the partitions of its changelogs and sources, as far as they are there."""
         own = [part for part in parts if part.task.group == group]
         topics = {at.topic for part in own for at in part.snapshot.cut.positions.values()}
@@ -280,7 +280,7 @@ class _Look:
         counts = [info.partitions for topic in topics if (info := self.info(topic)) is not None]
         return max([*counts, *(part.task.partition + 1 for part in own)])
 
-    def _empty(self, parts: Sequence[Part], task: TaskId) -> bool:
+    def _empty(self, parts: Sequence[ClonePart], task: TaskId) -> bool:
         """Whether a task without a part has never logged anything; False where its changelogs are not there."""
         group = [part for part in parts if part.task.group == task.group]
         topics = {at.topic for part in group for at in part.snapshot.cut.positions.values()}

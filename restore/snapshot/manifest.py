@@ -64,7 +64,7 @@ class CutPosition(Shape, frozen=True):
     marker: bool
 
 
-class Cut(Shape, frozen=True):
+class SnapshotCut(Shape, frozen=True):
     """The point of a snapshot. Sources, their tags and stream times are keyed `topic/partition`, the rest by store."""
 
     positions: Mapping[str, CutPosition]
@@ -97,7 +97,7 @@ class Snapshot(Shape, frozen=True, tag_field="format", tag=FORMAT):
     task: str
     epoch: Count
     position: Count
-    cut: Cut
+    cut: SnapshotCut
     stores: Mapping[str, Mapping[str, Any]]
     memory_stores: tuple[str, ...]
     files: tuple[SnapshotFile, ...]

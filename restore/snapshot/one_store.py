@@ -44,7 +44,7 @@ BATCH_ROWS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class StoreRows:
+class StoreFiles:
     """New files (family, path) with the rows of a store, and its position and times in the snapshot."""
 
     files: tuple[tuple[str, Path], ...]
@@ -114,7 +114,7 @@ def refill(
     return done
 
 
-def read_rows(directory: Path, wanted: Collection[str], target: Path, shared: RocksShared) -> dict[str, StoreRows]:
+def read_rows(directory: Path, wanted: Collection[str], target: Path, shared: RocksShared) -> dict[str, StoreFiles]:
     """Write the rows of these stores of a checkpoint as new sorted files below `target`.
 
     Raises Corruption for a damaged block and for a store without a position.
@@ -133,7 +133,7 @@ def read_rows(directory: Path, wanted: Collection[str], target: Path, shared: Ro
                 path = target / f"{number}-{place}.sst"
                 if _write(engine, family, path):
                     written.append((family, path))
-            found[store] = StoreRows(tuple(written), position, record.stores.get(store, StoreTimes()))
+            found[store] = StoreFiles(tuple(written), position, record.stores.get(store, StoreTimes()))
     return found
 
 

@@ -20,7 +20,7 @@ from standfast.restore.snapshot.catalogue import listed, missing, present, read_
 from standfast.restore.snapshot.fetch import fetch
 from standfast.restore.snapshot.names import LATEST, SnapshotName, join_address, parse_name, split_address
 from standfast.restore.snapshot.opening import open_existing
-from standfast.restore.snapshot.planning import Kept, newest
+from standfast.restore.snapshot.planning import ListedSnapshot, newest
 from standfast.store import files
 from standfast.store.engine import Engine
 from standfast.store.errors import BadConfig, Corruption, InvalidRequest
@@ -62,7 +62,7 @@ def find_snapshots(text: str, app: str | None) -> list[tuple[str, Snapshot]]:
             raise Corruption(f"snapshot {snapshot.name} in {storage.where} is not whole: {'; '.join(faults[:3])}")
         return [(text, snapshot)]
     # Broken ones are left out, so that the newest of a task is one that can be read.
-    by_task: dict[str, list[Kept]] = {}
+    by_task: dict[str, list[ListedSnapshot]] = {}
     snapshots = listed(storage)
     for kept in snapshots.whole:
         by_task.setdefault(kept.snapshot.task, []).append(kept)

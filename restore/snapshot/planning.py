@@ -24,7 +24,7 @@ from standfast.restore.plan import (
     TIME_AHEAD,
     LogState,
     Refuse,
-    Reinitialise,
+    ReinitialisePlan,
     StoredPosition,
     local_position,
     plan_changelog,
@@ -34,7 +34,7 @@ from standfast.restore.snapshot.names import SnapshotName
 from standfast.store.specs import definition_changes
 
 
-class Stored(NamedTuple):
+class StoredObject(NamedTuple):
     """An object in a storage: key, size in bytes, and the storage's own time of writing in milliseconds."""
 
     key: str
@@ -49,7 +49,7 @@ class Retention(NamedTuple):
     keep_ms: int | None = None
 
 
-class Kept(NamedTuple):
+class ListedSnapshot(NamedTuple):
     """A snapshot in a storage, with the storage's time of its manifest. `whole`: all of its files are there."""
 
     snapshot: Snapshot
@@ -85,7 +85,7 @@ def to_upload(files: Iterable[SnapshotFile], present: Mapping[str, int]) -> list
 
 
 def outdated(
-    kept: Collection[Kept],
+    kept: Collection[ListedSnapshot],
     retention: Retention,
     now_ms: int,
     *,
@@ -96,7 +96,7 @@ def outdated(
 
     Those in `held` stay, and with `since_ms` those written since then: they are parts of checkpoints.
     """
-    by_line: dict[tuple[str, frozenset[str]], list[Kept]] = {}
+    by_line: dict[tuple[str, frozenset[str]], list[ListedSnapshot]] = {}
     for one in kept:
         if one.whole:
             by_line.setdefault((one.snapshot.task, one.snapshot.lineage), []).append(one)
@@ -111,16 +111,16 @@ def outdated(
     return sorted(gone)
 
 
-def unnamed(files: Iterable[Stored], named: Collection[str]) -> dict[str, int]:
+def unnamed(files: Iterable[StoredObject], named: Collection[str]) -> dict[str, int]:
     """Files (sha256 with size) that are not among `named`."""
     held = frozenset(named)
     return {sha: one.bytes for one in files if (sha := one.key.rpartition("/")[2]) not in held}
 
 
 def plan_prune(
-    kept: Collection[Kept],
+    kept: Collection[ListedSnapshot],
     intents: Mapping[str, tuple[int, frozenset[str]]],
-    files: Iterable[Stored],
+    files: Iterable[StoredObject],
     retention: Retention,
     *,
     now_ms: int,
@@ -219,12 +219,12 @@ def fits(stored: StoredPosition, log: LogState, now_ms: int) -> Judged:
             f"it was made {(stored.at_ms - now_ms) // 1_000} s ahead of this machine's clock, so its age is "
             f"unknown, and deletes behind its position {stored.offset} of {log.topic_partition} may be gone"
         )
-    if isinstance(plan, Reinitialise | Refuse):
+    if isinstance(plan, ReinitialisePlan | Refuse):
         return Judged(f"its position {stored.offset} of {log.topic_partition} does not fit the log ({plan.reason})")
     return Judged(tail=plan.records_max)
 
 
-def newest(kept: Collection[Kept], topic_ids: Collection[str] = ()) -> Snapshot:
+def newest(kept: Collection[ListedSnapshot], topic_ids: Collection[str] = ()) -> Snapshot:
     """The newest snapshot of one task, of those that count in the log's topics as they are now (`topic_ids`).
 
     Where none does, or the log is not known, of the lineage that was stored last: a log that was recreated begins with

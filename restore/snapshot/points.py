@@ -35,7 +35,7 @@ from standfast.store.names import few
 ANCHORS_MAX = 100_000
 
 
-class Span(NamedTuple):
+class OffsetSpan(NamedTuple):
     """Offsets that can be reached, both ends included."""
 
     first: int
@@ -82,16 +82,16 @@ class TailSeen:
             self.position = next_offset
 
     @property
-    def spans(self) -> tuple[Span, ...]:
+    def spans(self) -> tuple[OffsetSpan, ...]:
         """The offsets that can be reached from the base."""
         if not self._compacted or self.gap is None:
-            return (Span(self.base, self.position),)
-        first = Span(self.base, self.gap)
+            return (OffsetSpan(self.base, self.position),)
+        first = OffsetSpan(self.base, self.gap)
         if self.witness is None:
-            return (first, Span(self.position, self.position)) if self.at_end else (first,)
+            return (first, OffsetSpan(self.position, self.position)) if self.at_end else (first,)
         if self.witness.again <= self.gap:
-            return (Span(self.base, self.position),)
-        return first, Span(self.witness.again, self.position)
+            return (OffsetSpan(self.base, self.position),)
+        return first, OffsetSpan(self.witness.again, self.position)
 
     def reaches(self, offset: int) -> bool:
         """Whether a restore from the base can reach this offset."""
@@ -107,7 +107,7 @@ class Candidate:
 
     name: SnapshotName
     own: Mapping[str, int]
-    spans: Mapping[str, tuple[Span, ...]] = field(default_factory=dict)
+    spans: Mapping[str, tuple[OffsetSpan, ...]] = field(default_factory=dict)
     reason: str = ""
 
     def reaches(self, point: Mapping[str, int]) -> bool:
@@ -121,7 +121,9 @@ class Candidate:
         """The nearest point of which no offset lies above (or below) the given one; None if it reaches none."""
         found = {}
         for store, offset in point.items():
-            near = _nearest(offset, [Span(self.own[store], self.own[store]), *self.spans.get(store, ())], below=below)
+            near = _nearest(
+                offset, [OffsetSpan(self.own[store], self.own[store]), *self.spans.get(store, ())], below=below
+            )
             if near is None:
                 return None
             found[store] = near
@@ -137,7 +139,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class UnreachablePoint:
     """Why a point cannot be reached, and the nearest ones on both sides (None: there is none)."""
 
     reason: str
@@ -155,18 +157,18 @@ class Refused:
         return f"{self.reason}; {', '.join(near) or 'no other point can be reached either'}"
 
 
-def choose(point: Mapping[str, int], candidates: Sequence[Candidate]) -> Chosen | Refused:
+def choose(point: Mapping[str, int], candidates: Sequence[Candidate]) -> Chosen | UnreachablePoint:
     """The candidate with the least tail that reaches the point (offsets by store), or the reason for none."""
     usable = [one for one in candidates if not one.reason]
     if missing := {store for one in usable for store in point.keys() ^ one.own.keys()}:
-        return Refused(f"a point needs one offset of each changelog, and {few(sorted(missing))} differs")
+        return UnreachablePoint(f"a point needs one offset of each changelog, and {few(sorted(missing))} differs")
     reaching = [one for one in usable if one.reaches(point)]
     if reaching:
         best = min(reaching, key=lambda one: (_tail(point, one), one.name))
         return Chosen(best.name, _tail(point, best))
     below = [near for one in usable if (near := one.nearest(point, below=True)) is not None]
     above = [near for one in usable if (near := one.nearest(point, below=False)) is not None]
-    return Refused(
+    return UnreachablePoint(
         _why(point, candidates),
         max(below, key=lambda near: sum(near.values()), default=None),
         min(above, key=lambda near: sum(near.values()), default=None),
@@ -187,7 +189,7 @@ def _tail(point: Mapping[str, int], candidate: Candidate) -> int:
     return sum(max(offset - candidate.own[store], 0) for store, offset in point.items())
 
 
-def _nearest(offset: int, spans: Iterable[Span], *, below: bool) -> int | None:
+def _nearest(offset: int, spans: Iterable[OffsetSpan], *, below: bool) -> int | None:
     if below:
         return max((min(span.last, offset) for span in spans if span.first <= offset), default=None)
     return min((max(span.first, offset) for span in spans if span.last >= offset), default=None)

@@ -21,7 +21,7 @@ from standfast.restore.snapshot.catalogue import missing, present, read_all
 from standfast.restore.snapshot.checkpoints import Checkpoint, abandon_dead, checkpoints, plan_checkpoints, remove
 from standfast.restore.snapshot.manifest import PruneNote, dump_note, parse_intent
 from standfast.restore.snapshot.names import FILES, INTENTS, PROBES, PRUNES, TASKS, SnapshotName, file_key, sha_of_key
-from standfast.restore.snapshot.planning import Kept, PrunePlan, Retention, plan_prune
+from standfast.restore.snapshot.planning import ListedSnapshot, PrunePlan, Retention, plan_prune
 from standfast.restore.snapshot.policy import GRACE_DEFAULT_MS
 from standfast.restore.snapshot.storage import Storage
 from standfast.store.clock import Clock
@@ -145,7 +145,7 @@ def _look(storage: Storage, retention: Retention, *, now_ms: int, grace_ms: int)
     manifests = read_all(storage, storage.list(TASKS))
     unread = {name: found for name, found in manifests.items() if isinstance(found, str)}
     sizes = {sha_of_key(one.key): one.bytes for one in files}
-    kept = [_looked_at(storage, found, sizes) for found in manifests.values() if isinstance(found, Kept)]
+    kept = [_looked_at(storage, found, sizes) for found in manifests.values() if isinstance(found, ListedSnapshot)]
     # After the manifests: a checkpoint that begins later takes snapshots that are not among these, or are the newest.
     found = checkpoints(storage)
     held = plan_checkpoints(found, retention, now_ms=now_ms, grace_ms=grace_ms)
@@ -164,7 +164,7 @@ def _look(storage: Storage, retention: Retention, *, now_ms: int, grace_ms: int)
     return Pruned(plan, unread, held.gone, {one.number: one.fault for one in found if one.fault})
 
 
-def _looked_at(storage: Storage, one: Kept, sizes: Mapping[str | None, int]) -> Kept:
+def _looked_at(storage: Storage, one: ListedSnapshot, sizes: Mapping[str | None, int]) -> ListedSnapshot:
     """A snapshot, marked if files of it are missing; those that came after the listing are looked up."""
     absent = [file for file in one.snapshot.files if sizes.get(file.sha256) != file.bytes]
     return one._replace(whole=not missing(absent, present(storage, (file.sha256 for file in absent))))

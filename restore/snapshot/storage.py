@@ -29,7 +29,7 @@ from obstore.store import LocalStore, from_url
 
 from standfast.restore.snapshot.address import AZURE, GCS, S3, Address
 from standfast.restore.snapshot.names import PROBES
-from standfast.restore.snapshot.planning import Stored
+from standfast.restore.snapshot.planning import StoredObject
 from standfast.store import files
 from standfast.store.errors import BadConfig, Corruption, StandfastError, Unavailable
 from standfast.store.failpoint import reach
@@ -274,7 +274,7 @@ class Storage:
                 _absent(error)
                 return None
 
-    def head(self, key: str) -> Stored | None:
+    def head(self, key: str) -> StoredObject | None:
         """An object's size and time; None if there is none."""
         with self._told(f"looking at {key} of"):
             try:
@@ -289,7 +289,7 @@ class Storage:
                 _absent(error)
                 return None
 
-    def list(self, prefix: str) -> list[Stored]:
+    def list(self, prefix: str) -> list[StoredObject]:
         """All objects below a prefix, by key."""
         with self._told(f"listing {prefix} of"):
             found = [_stored(one) for page in obstore.list(self._store, prefix) for one in page]
@@ -426,5 +426,5 @@ def _pieces(path: Path, pace: Callable[[int], None]) -> Iterator[bytes]:
             yield piece
 
 
-def _stored(found: Any) -> Stored:
-    return Stored(found["path"], int(found["size"]), int(found["last_modified"].timestamp() * 1_000))
+def _stored(found: Any) -> StoredObject:
+    return StoredObject(found["path"], int(found["size"]), int(found["last_modified"].timestamp() * 1_000))

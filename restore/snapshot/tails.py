@@ -50,7 +50,7 @@ def source_of(at: CutPosition) -> TopicPartition:
 
 
 @dataclass(frozen=True, slots=True)
-class Changelog:
+class SnapshotChangelog:
     """A changelog of a snapshot as the log has it now."""
 
     at: CutPosition
@@ -80,7 +80,7 @@ class Tails:
         """Release the reader."""
         self._reader.close()
 
-    def changelogs(self, snapshot: Snapshot) -> dict[str, Changelog] | str:
+    def changelogs(self, snapshot: Snapshot) -> dict[str, SnapshotChangelog] | str:
         """The changelogs of a snapshot by store, or why the snapshot does not fit the log."""
         kept = logged(snapshot)
         where, infos = {name: source_of(at) for name, at in kept.items()}, {}
@@ -97,7 +97,7 @@ class Tails:
             judged = fits(kept[name], state, now_ms)
             if judged.reason:
                 return judged.reason
-        return {name: Changelog(kept[name], state) for name, state in states.items()}
+        return {name: SnapshotChangelog(kept[name], state) for name, state in states.items()}
 
     def topic_ids(self, snapshots: Sequence[Snapshot]) -> set[str]:
         """The ids that the changelogs of these snapshots have now; an absent topic has none."""
@@ -133,7 +133,10 @@ class Tails:
         return Candidate(snapshot.name, own, spans)
 
     def seen(
-        self, changelog: Changelog, stop: int, apply: Callable[[Sequence[Record], int], None] = lambda records, at: None
+        self,
+        changelog: SnapshotChangelog,
+        stop: int,
+        apply: Callable[[Sequence[Record], int], None] = lambda records, at: None,
     ) -> TailSeen:
         """Read the tail of a changelog up to `stop`; `apply` gets its records with the next offset.
 

@@ -81,7 +81,7 @@ class StoreShape:
 
 
 @dataclass(slots=True)
-class Facts:
+class PartitionFacts:
     """Facts of a partition. All of them cover the records below its limit, but for `above` (records at or above it).
 
     records       records read            observed_ms  largest stream time of a record (-1: none)
@@ -103,10 +103,10 @@ class Facts:
     skipped: int = 0
     first: int = -1
     bucket: int = 0
-    whole: Facts | None = None
+    whole: PartitionFacts | None = None
 
     @property
-    def at_end(self) -> Facts:
+    def at_end(self) -> PartitionFacts:
         """Facts of all records read, whatever the limit."""
         return self if self.whole is None else self.whole
 
@@ -131,19 +131,19 @@ class Facts:
         return json.dumps(asdict(self)).encode()
 
     @classmethod
-    def load(cls, raw: bytes) -> Facts:
+    def load(cls, raw: bytes) -> PartitionFacts:
         """Inverse of dump."""
         return cls.of(json.loads(raw))
 
     @classmethod
-    def of(cls, found: Mapping[str, Any]) -> Facts:
+    def of(cls, found: Mapping[str, Any]) -> PartitionFacts:
         """Inverse of `dataclasses.asdict`."""
         whole = found["whole"]
         fields: dict[str, Any] = {**found, "whole": None if whole is None else cls.of(whole)}
         return cls(**fields)
 
 
-def merged(pieces: Sequence[Facts]) -> Facts:
+def merged(pieces: Sequence[PartitionFacts]) -> PartitionFacts:
     """Facts of a partition from those of its pieces, for one of its buckets.
 
     Only the first bucket counts records that pieces have skipped, since buckets are added up.
@@ -154,7 +154,7 @@ def merged(pieces: Sequence[Facts]) -> Facts:
     whole = None
     if any(one.whole is not None for one in pieces):
         whole = merged([replace(one.at_end, bucket=first.bucket) for one in pieces])
-    return Facts(
+    return PartitionFacts(
         partition=first.partition,
         records=sum(one.records for one in pieces),
         above=sum(one.above for one in pieces),
@@ -219,15 +219,15 @@ class _Watcher:
     """Collects the facts of one partition, or of a piece of one, from its passing batches."""
 
     def __init__(self, partition: int, shape: StoreShape, spec: StoreSpec) -> None:
-        self.facts = Facts(partition)
-        self._whole = Facts(partition)
+        self.facts = PartitionFacts(partition)
+        self._whole = PartitionFacts(partition)
         self._spec = spec
         self._versioned = PREPARED_VERSIONED
         self._schema = shape.schema
         self._limit = shape.limits.get(partition, 2**63 - 1)  # without a limit, all records are the store's
         self._split = shape.splits.get(partition)
 
-    def told(self) -> Facts:
+    def told(self) -> PartitionFacts:
         """The facts, after the last batch."""
         return replace(self.facts, whole=self._whole) if self.facts.above else self.facts
 
@@ -365,11 +365,11 @@ def _by_partition(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         yield batch.slice(begin, end - begin)
 
 
-def check_facts(batch: pa.RecordBatch) -> Facts:
+def check_facts(batch: pa.RecordBatch) -> PartitionFacts:
     """The facts at the begin of a sorted partition. Raises InternalError if they are missing."""
     if batch.column("offset")[0].as_py() != FACTS_OFFSET or batch.column("key")[0].is_valid:
         raise InternalError("a sorted partition does not begin with its facts")
-    return Facts.load(batch.column("value")[0].as_py())
+    return PartitionFacts.load(batch.column("value")[0].as_py())
 
 
 class Pieces:
@@ -379,7 +379,7 @@ class Pieces:
     those observed; `settled` skips them.
     """
 
-    def __init__(self, pieces: Sequence[Facts], retention_ms: int, limit: int) -> None:
+    def __init__(self, pieces: Sequence[PartitionFacts], retention_ms: int, limit: int) -> None:
         told = sorted((one.first, one.at_end.observed_ms) for one in pieces if one.first >= 0)
         self._firsts = np.array([first for first, _ in told], np.int64)
         # Moved by one piece: a piece has seen its own times itself.

@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from standfast.replication.log import Log
 from standfast.replication.offsets import Bounds
-from standfast.restore.compare import Outcome
+from standfast.restore.compare import ComparisonOutcome
 from standfast.restore.digest import Digest
-from standfast.restore.spark.batches import Facts, StoreShape
+from standfast.restore.spark.batches import PartitionFacts, StoreShape
 from standfast.restore.spark.folder import Folder
 from standfast.restore.spark.frames import Mapper, OnTasks, Reading, attempt_of, run_partitions
 from standfast.restore.spark.rebuild import (
@@ -119,8 +119,8 @@ def looked_at_files(made: Rebuilt) -> Looked:
     for number, answer in made.answers.items():
         if answer["read_back"] is not None and answer["read_back"] == answer["digest"]:
             log, files = Digest.from_hex(answer["digest"]), Digest.from_hex(answer["read_back"])
-            outcome = Outcome(matched=log.count, log_digest=log, store_digest=files)
-            looked[number] = Facts.of(answer["facts"]), outcome
+            outcome = ComparisonOutcome(matched=log.count, log_digest=log, store_digest=files)
+            looked[number] = PartitionFacts.of(answer["facts"]), outcome
     return looked
 
 

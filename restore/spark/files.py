@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from standfast.restore.spark.folder import Folder, Stored
+from standfast.restore.spark.folder import Folder, StoredFile
 from standfast.restore.spark.session import parallelism
 from standfast.store.clock import SystemClock
 from standfast.store.errors import Unavailable
@@ -43,7 +43,7 @@ IGNORED = ("LOCK", "LOG", "LOG.old.")  # files that change without a change of t
 class Files:
     """The files of a folder in object storage, and the local folder that they are fetched to."""
 
-    def __init__(self, folder: Folder, listing: Iterable[Stored], path: Path) -> None:
+    def __init__(self, folder: Folder, listing: Iterable[StoredFile], path: Path) -> None:
         self.folder = folder
         self.path = path
         self.sizes = {one.name: one.bytes for one in listing}
@@ -78,7 +78,7 @@ class Files:
 @contextmanager
 def files_of(folder: Folder, run: str, names: Iterable[str] | None = None) -> Iterator[Files]:
     """The files of a folder, none fetched yet. `names`: names of its files if known (None: the folder is listed)."""
-    listing = list(folder.list()) if names is None else [Stored(name, -1, -1) for name in names]
+    listing = list(folder.list()) if names is None else [StoredFile(name, -1, -1) for name in names]
     if not run:
         path = Path(tempfile.mkdtemp(prefix="standfast-place-"))
         try:

@@ -27,7 +27,7 @@ CHUNK_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredFile:
     """A file in a folder: its name relative to the folder, bytes, and time of the last write (ms, -1: unknown)."""
 
     name: str
@@ -68,7 +68,7 @@ class Folder:
         with self._telling("creating"):
             self._files.create_dir(self._root, recursive=True)
 
-    def list(self) -> Iterator[Stored]:
+    def list(self) -> Iterator[StoredFile]:
         """All files below the folder, by name; none if it does not exist."""
         with self._telling("listing"):
             found = self._files.get_file_info(fs.FileSelector(self._root, allow_not_found=True, recursive=True))
@@ -76,7 +76,7 @@ class Folder:
             if one.type == fs.FileType.File:
                 changed = -1 if one.mtime_ns is None else one.mtime_ns // 1_000_000
                 name = one.path[len(self._root.rstrip("/")) + 1 :]
-                yield Stored(name, one.size or 0, changed)
+                yield StoredFile(name, one.size or 0, changed)
 
     def is_folder(self) -> bool:
         """Whether the folder exists."""

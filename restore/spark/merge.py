@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from standfast.restore.compare import Outcome, Tally, merged, named
+from standfast.restore.compare import ComparisonOutcome, Tally, merged, named
 from standfast.restore.digest import LogicalRow
 from standfast.restore.fold import versions_of
-from standfast.restore.spark.batches import Facts, key_times, numbers
+from standfast.restore.spark.batches import PartitionFacts, key_times, numbers
 from standfast.restore.spark.rows import HASH, differ, digest_of, joined, timestamp_bytes
 from standfast.restore.verdict import LogFacts
 from standfast.restore.verify.store_rows import (
@@ -49,7 +49,7 @@ FOUND_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Settings(Selection):
+class ComparisonSettings(Selection):
     """Settings of a comparison: whether it is the `last` look, bounds of kept differences; the keys of a bucket.
 
     `found_bytes` bounds the bytes of kept differences, `value_max` those of each value (0: none). `chunk_bytes` bounds
@@ -66,8 +66,12 @@ class Settings(Selection):
 
 
 def merge_partition(
-    batches: Iterable[pa.RecordBatch], store: AnyStore, facts: Facts, log: LogFacts, settings: Settings
-) -> Outcome:
+    batches: Iterable[pa.RecordBatch],
+    store: AnyStore,
+    facts: PartitionFacts,
+    log: LogFacts,
+    settings: ComparisonSettings,
+) -> ComparisonOutcome:
     """Compare a sorted partition with the store's rows. `log`: facts about the log as a whole."""
     # The store's own time too: compaction may have removed the record that set it.
     observed_ms = max(facts.observed_ms, store.rows.observed_ms)
@@ -89,7 +93,7 @@ def merge_partition(
 class _Merge:
     """The merge for key-value, window and session stores."""
 
-    def __init__(self, store: AnyStore, observed_ms: int, tally: Tally, settings: Settings) -> None:
+    def __init__(self, store: AnyStore, observed_ms: int, tally: Tally, settings: ComparisonSettings) -> None:
         self._spec: StoreSpec = store.spec
         self._row = logical_row if store.spec.timestamped else plain_row
         self._rows = _StoreSide(latest_rows(store, settings), settings.chunk_bytes)
@@ -233,7 +237,7 @@ def _merge_versions(
     spec: StoreSpec,
     observed_ms: int,
     tally: Tally,
-    settings: Settings,
+    settings: ComparisonSettings,
 ) -> None:
     """Merge a versioned store key by key; a row is one version."""
     log = _log_versions(batches, observed_ms - spec.kept_ms, settings.limit)

@@ -26,16 +26,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from standfast.replication.log import Log
-from standfast.restore.compare import Found
+from standfast.restore.compare import UnequalRow
 from standfast.restore.files.manifest import FILE_NAME, Manifest
 from standfast.restore.snapshot.place import names_snapshot
 from standfast.restore.spark.both import looked_at_files, rebuild_and_verify
 from standfast.restore.spark.folder import Folder, below
 from standfast.restore.spark.inspect import Inspected, inspect
-from standfast.restore.spark.places import Place, manifest_of, manifest_places, storage_places
+from standfast.restore.spark.places import TaskPlace, manifest_of, manifest_places, storage_places
 from standfast.restore.spark.rebuild import FILE, FILE_BYTES, Rebuilt, rebuild
 from standfast.restore.spark.source import SourceName
-from standfast.restore.spark.stores import Progress, StoreWork, each_store
+from standfast.restore.spark.stores import StoresProgress, StoreWork, each_store
 from standfast.restore.spark.verify import (
     Looked,
     StoredAt,
@@ -116,7 +116,7 @@ class StoreDone:
     rebuilt: Rebuilt | None
     kept: bool
     verdicts: tuple[StoreVerdict, ...]
-    found: tuple[tuple[str, int, Found], ...]
+    found: tuple[tuple[str, int, UnequalRow], ...]
     compared: Compared
     verify_ms: int = 0
     inspect_ms: int = 0
@@ -147,7 +147,7 @@ class PipelineDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class PipelineReader:
     """Source of records, size of files, and whether values of rows that differ are kept.
 
     Partitions larger than `split_bytes` are split (None: see `split_plan`); `at_once` stores run side by side (None: as
@@ -168,7 +168,7 @@ def worst(verdicts: set[str]) -> str:
     return next((one for one in ("different", "inconclusive", "equal") if one in verdicts), "inconclusive")
 
 
-def jobs_of_state(log: Log, places: Sequence[Place], *, allow_truncated: bool = False) -> list[StoreJob]:
+def jobs_of_state(log: Log, places: Sequence[TaskPlace], *, allow_truncated: bool = False) -> list[StoreJob]:
     """Jobs for the stores in an application's state, or in folders with manifests; no store may fail the others."""
     found = []
     for name, stored in sorted(stored_stores(places).items()):
@@ -198,7 +198,7 @@ def jobs_of_log(
     ]
 
 
-def snapshot_places(address: str, app: str | None = None) -> list[Place]:
+def snapshot_places(address: str, app: str | None = None) -> list[TaskPlace]:
     """Places of the partitions in a folder with a manifest, or in all such folders below it, or of snapshots in a
     storage (`ADDRESS/NAME`, of application `app`). Raises InvalidRequest."""
     if names_snapshot(address):
@@ -235,7 +235,7 @@ def run_pipeline(
     steps: Steps,
     *,
     now_ms: Callable[[], int],
-    reader: Reader | None = None,
+    reader: PipelineReader | None = None,
 ) -> PipelineDone:
     """Run all steps over all stores, reports excepted. Raises InvalidRequest if `out` holds other files.
 
@@ -244,9 +244,9 @@ def run_pipeline(
     """
     check_out(out)
     out.make()
-    reader = reader or Reader()
+    reader = reader or PipelineReader()
     began_ms = now_ms()
-    progress = Progress(len(jobs), steps.step, steps.at)
+    progress = StoresProgress(len(jobs), steps.step, steps.at)
     run = _Run(log, out, steps, progress, now_ms, reader)
     works = [
         StoreWork(
@@ -269,9 +269,9 @@ class _Run:
     log: Log
     out: Folder
     steps: Steps
-    progress: Progress
+    progress: StoresProgress
     now_ms: Callable[[], int]
-    reader: Reader
+    reader: PipelineReader
 
     def store(self, job: StoreJob, spark: SparkSession) -> StoreDone:
         """All steps of one store."""
@@ -416,7 +416,7 @@ def _compared(manifest: Manifest, verdicts: Sequence[StoreVerdict], plan: StoreP
     return Compared(tuple(same), tuple(unequal))
 
 
-def only_partition(places: Sequence[Place], number: int) -> list[Place]:
+def only_partition(places: Sequence[TaskPlace], number: int) -> list[TaskPlace]:
     """The places of one partition. Raises InvalidRequest if none has it."""
     chosen = [place for place in places if place.task.partition == number]
     if not chosen:

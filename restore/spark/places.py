@@ -70,7 +70,7 @@ AT_ONCE = 16  # small files read side by side: each takes a few answers of objec
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TaskPlace:
     """One task's state. A folder's address is absolute: tasks of Spark run in folders of their own.
 
     `run`: the run whose tasks share its fetched files (see `files.py`); "" for no sharing.
@@ -112,12 +112,12 @@ class Described:
     note: str = ""
 
 
-class Stored(NamedTuple):
+class StorePlaces(NamedTuple):
     """A store and the places that hold it."""
 
     name: str
     definition: Mapping[str, Any]
-    places: tuple[Place, ...]
+    places: tuple[TaskPlace, ...]
 
 
 @contextmanager
@@ -137,7 +137,7 @@ def local_copy(address: str) -> Iterator[Path]:
 
 
 @contextmanager
-def open_place(place: Place, store: str, definition: Mapping[str, Any] | None = None) -> Iterator[StoreAtRest]:
+def open_place(place: TaskPlace, store: str, definition: Mapping[str, Any] | None = None) -> Iterator[StoreAtRest]:
     """One store of a place. Raises UnknownStore, Corruption, or the errors of opening a database.
 
     `definition`: the plan's definition of the store; InvalidRequest if the database has another.
@@ -155,7 +155,7 @@ def open_place(place: Place, store: str, definition: Mapping[str, Any] | None = 
 
 
 @contextmanager
-def open_database(place: Place, store: str | None) -> Iterator[Engine]:
+def open_database(place: TaskPlace, store: str | None) -> Iterator[Engine]:
     """A task's database with its commit record, and the rows of one store (None: of none)."""
     if place.kind == "snapshot":
         with open_snapshot(place.address, place.app) as engine:
@@ -170,7 +170,7 @@ def open_database(place: Place, store: str | None) -> Iterator[Engine]:
         yield engine
 
 
-def contradiction(place: Place, said: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+def contradiction(place: TaskPlace, said: Mapping[str, Any], found: Mapping[str, Any]) -> str:
     """The message for a file of definitions that differs from the database."""
     names = sorted(name for name in {*said, *found} if said.get(name) != found.get(name))
     return (
@@ -181,7 +181,7 @@ def contradiction(place: Place, said: Mapping[str, Any], found: Mapping[str, Any
 
 
 @contextmanager
-def _from_manifest(place: Place) -> Iterator[StoreAtRest]:
+def _from_manifest(place: TaskPlace) -> Iterator[StoreAtRest]:
     folder, number = Folder(place.address), place.task.partition
     manifest = manifest_of(folder)
     part = manifest.partition(number)
@@ -231,7 +231,7 @@ def _of_manifest(manifest: Manifest, number: int) -> Described:
     return Described(manifest.definition, position, StoreTimes(part.observed_ms, part.sequence))
 
 
-def stores_of(places: Iterable[Place]) -> Iterator[tuple[Place, dict[str, Described]]]:
+def stores_of(places: Iterable[TaskPlace]) -> Iterator[tuple[TaskPlace, dict[str, Described]]]:
     """All stores of each place, without their rows.
 
     A manifest covers all its partitions and is read once. For a task in object storage the file of definitions is read,
@@ -253,7 +253,7 @@ def stores_of(places: Iterable[Place]) -> Iterator[tuple[Place, dict[str, Descri
             yield place, {manifest.store: _of_manifest(manifest, place.task.partition)}
 
 
-def _at_once(place: Place) -> dict[str, Described] | None:
+def _at_once(place: TaskPlace) -> dict[str, Described] | None:
     """The stores of a snapshot, or of a task in object storage; None for any other place."""
     if place.kind == "snapshot":
         return _of_snapshot(manifest_at(place.address, place.app))
@@ -278,7 +278,7 @@ def _of_snapshot(snapshot: Snapshot) -> dict[str, Described]:
     return found
 
 
-def _of_database(place: Place, note: str) -> dict[str, Described]:
+def _of_database(place: TaskPlace, note: str) -> dict[str, Described]:
     with open_database(place, None) as engine:
         cut = read_record(engine, str(place))
         return {
@@ -287,7 +287,7 @@ def _of_database(place: Place, note: str) -> dict[str, Described]:
         }
 
 
-def read_database(place: Place) -> dict[str, Described]:
+def read_database(place: TaskPlace) -> dict[str, Described]:
     """Like `stores_of` for one task, from its database. Raises InvalidRequest if the file beside it differs."""
     found = _of_database(place, "")
     said = parse(Folder(place.address).read(STORES_FILE)).stores if place.remote else None
@@ -297,7 +297,7 @@ def read_database(place: Place) -> dict[str, Described]:
     return found
 
 
-def stores_in(place: Place) -> dict[str, Described]:
+def stores_in(place: TaskPlace) -> dict[str, Described]:
     """Like `stores_of`, for one place."""
     ((_, found),) = stores_of([place])
     return found
@@ -318,24 +318,26 @@ def _parsed(raw: bytes, where: str) -> Manifest:
     return parse_manifest(raw, where)
 
 
-def manifest_places(address: str) -> list[Place]:
+def manifest_places(address: str) -> list[TaskPlace]:
     """The places of the partitions in a folder with a manifest."""
     folder = Folder(address)
     manifest = manifest_of(folder)
-    return [Place(manifest.app, TaskId(0, one.partition), folder.address, "manifest") for one in manifest.partitions]
+    return [
+        TaskPlace(manifest.app, TaskId(0, one.partition), folder.address, "manifest") for one in manifest.partitions
+    ]
 
 
-def storage_places(text: str, app: str | None) -> list[Place]:
+def storage_places(text: str, app: str | None) -> list[TaskPlace]:
     """The places of the snapshots that `ADDRESS/NAME` or `ADDRESS/latest` names."""
     return [
-        Place(one.app, TaskId.parse(one.task), address, "snapshot")
+        TaskPlace(one.app, TaskId.parse(one.task), address, "snapshot")
         for address, one in sorted(find_snapshots(text, app), key=lambda found: TaskId.parse(found[1].task))
     ]
 
 
-def remote_places(address: str, app: str | None) -> list[Place]:
+def remote_places(address: str, app: str | None) -> list[TaskPlace]:
     """Tasks below <address>/<app>/<task>, or of the application that <address> names. Raises InvalidRequest."""
-    found: dict[str, list[Place]] = {}
+    found: dict[str, list[TaskPlace]] = {}
     folder = Folder(address)
     for one in folder.list():
         parts = one.name.split("/")
@@ -345,7 +347,7 @@ def remote_places(address: str, app: str | None) -> list[Place]:
         # The address may name the state directory, or the application in it.
         name = parts[-3] if len(parts) > 2 else address.partition("?")[0].rstrip("/").rpartition("/")[2]
         where = below(address, "/".join(parts[:-1]))
-        found.setdefault(name, []).append(Place(name, TaskId.parse(parts[-2]), where))
+        found.setdefault(name, []).append(TaskPlace(name, TaskId.parse(parts[-2]), where))
     if app is None and len(found) == 1:
         app = next(iter(found))
     if app is None or app not in found:
@@ -354,7 +356,7 @@ def remote_places(address: str, app: str | None) -> list[Place]:
     return sorted(found[app], key=lambda place: place.task)
 
 
-def places_at(address: str, app: str | None) -> list[Place]:
+def places_at(address: str, app: str | None) -> list[TaskPlace]:
     """Tasks at an address, or the snapshots that it names. Raises InvalidRequest for none, Held if an owner runs."""
     folder = Folder(address)
     if folder.read(FILE_NAME) is not None:
@@ -373,17 +375,17 @@ def places_at(address: str, app: str | None) -> list[Place]:
             f"{tasks[0].path.parent} is owned by pid {owner}, which is running: its files would change under Spark's "
             "tasks; stop it, or read a checkpoint, a rebuilt folder or the changelog"
         )
-    return [Place(one.app, one.task, str(one.path)) for one in tasks]
+    return [TaskPlace(one.app, one.task, str(one.path)) for one in tasks]
 
 
-def find_store(address: str, app: str | None, name: str | None) -> Stored:
+def find_store(address: str, app: str | None, name: str | None) -> StorePlaces:
     """One store and its places; `name` may be None if only one store exists. Raises UnknownStore."""
     places = places_at(address, app)
     if places[0].kind == "manifest":
         manifest = manifest_of(Folder(address))
         if name not in (None, manifest.store):
             raise UnknownStore(f"{shown_address(address)} has no store {name!r}: it has {manifest.store}")
-        return Stored(manifest.store, manifest.definition, tuple(places))
+        return StorePlaces(manifest.store, manifest.definition, tuple(places))
     found: dict[str, tuple[Mapping[str, Any], set[int]]] = {}
     for group in {place.task.group: place for place in reversed(places)}.values():  # all tasks of a group have the same
         for store, at_rest in stores_in(group).items():
@@ -397,10 +399,10 @@ def find_store(address: str, app: str | None, name: str | None) -> Stored:
     definition, groups = found[name]
     if definition.get("engine") == "memory":
         raise InvalidRequest(f"store {name!r} is kept in memory and has no files: read its changelog")
-    return Stored(name, definition, tuple(place for place in places if place.task.group in groups))
+    return StorePlaces(name, definition, tuple(place for place in places if place.task.group in groups))
 
 
-def chosen(places: Sequence[Place], partitions: Sequence[int] | None) -> list[Place]:
+def chosen(places: Sequence[TaskPlace], partitions: Sequence[int] | None) -> list[TaskPlace]:
     """The places of these partitions. Raises InvalidRequest for a partition without a place."""
     held = {place.task.partition for place in places}
     missing = [number for number in partitions or () if number not in held]

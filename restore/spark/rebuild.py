@@ -34,8 +34,8 @@ from standfast.replication.topics.settings import time_text
 from standfast.restore.digest import Digest, digest_rows
 from standfast.restore.files.manifest import FILE_NAME, Made, Manifest, ManifestFile, ManifestPartition, dump_manifest
 from standfast.restore.files.manifest_files import sha256_of
-from standfast.restore.spark.batches import Facts, StoreShape, lengths, numbers
-from standfast.restore.spark.folder import Folder, Stored, sync
+from standfast.restore.spark.batches import PartitionFacts, StoreShape, lengths, numbers
+from standfast.restore.spark.folder import Folder, StoredFile, sync
 from standfast.restore.spark.frames import Mapper, OnTasks, Reading, attempt_of, run_partitions
 from standfast.restore.spark.rows import Counts, fold_rows, partitions_of
 from standfast.restore.spark.session import parallelism
@@ -194,8 +194,8 @@ def buckets_added_up(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
     counted = {name: sum(one[name] for one in parts) for name in ("superseded", "tombstones", "expired")}
     files = [file for one in parts for file in one["files"]]
-    seen = [Seen(**one["seen"]) for one in parts]
-    return {"facts": parts[0]["facts"], **counted, **digests, "files": files, "seen": asdict(sum(seen, Seen()))}
+    seen = [RecordCounts(**one["seen"]) for one in parts]
+    return {"facts": parts[0]["facts"], **counted, **digests, "files": files, "seen": asdict(sum(seen, RecordCounts()))}
 
 
 def check_target(folder: Folder) -> None:
@@ -212,7 +212,7 @@ def is_leftover(name: str) -> bool:
     return FILE.fullmatch(name) is not None or (name != FILE_NAME and written_name(name) == FILE_NAME)
 
 
-def orphans(folder: Folder) -> list[Stored]:
+def orphans(folder: Folder) -> list[StoredFile]:
     """Files that the folder's manifest does not name: those of attempts that failed or were killed."""
     from standfast.restore.files.manifest import parse_manifest
 
@@ -235,7 +235,7 @@ def _answer(partition: int, answer: dict[str, Any]) -> pa.RecordBatch:
 
 
 def write_partition(
-    job: RebuildJob, facts: Facts, batches: Iterable[pa.RecordBatch], attempt: int = 0
+    job: RebuildJob, facts: PartitionFacts, batches: Iterable[pa.RecordBatch], attempt: int = 0
 ) -> dict[str, Any]:
     """Fold one sorted partition, or bucket, and write its files; returns its answer for the manifest as JSON values."""
     with PartitionWriter(job, facts, attempt) as writer:
@@ -247,11 +247,11 @@ def write_partition(
 class PartitionWriter:
     """Writes the files of a partition or bucket from its passing batches, so that a merge can read these as well."""
 
-    def __init__(self, job: RebuildJob, facts: Facts, attempt: int = 0) -> None:
+    def __init__(self, job: RebuildJob, facts: PartitionFacts, attempt: int = 0) -> None:
         self._job = job
         self._facts = facts
         self._counts = Counts()
-        self._seen = Seen()
+        self._seen = RecordCounts()
         # Facts of all records: the rebuild goes to the log's end, also where a compared store's position lies below.
         self._fold = fold_rows(job.shape, facts.at_end, self._counts)
         self._files = _Files(job, facts.partition, attempt)
@@ -280,7 +280,7 @@ class PartitionWriter:
                 self._counts.expired += len(kept) - int(kept.sum())
                 batch = batch.filter(pa.array(kept))
         if batch.num_rows:
-            self._seen += Seen.of(batch)
+            self._seen += RecordCounts.of(batch)
             for part in self._fold.fold(batch):
                 self._files.add(part.run, part.family, part.keys, part.rows)
 
@@ -302,7 +302,7 @@ class PartitionWriter:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RecordCounts:
     """Counts of the records that a store took, for the inspection. Times in ms, -1: none."""
 
     records: int = 0
@@ -314,15 +314,15 @@ class Seen:
     last_ms: int = -1
 
     @classmethod
-    def of(cls, batch: pa.RecordBatch) -> Seen:
+    def of(cls, batch: pa.RecordBatch) -> RecordCounts:
         """Counts of one batch that is not empty; the fold counts keys."""
         stamps, value_bytes = numbers(batch, "timestamp"), lengths(batch.column("value"))
         size = int(value_bytes.sum()) + int(lengths(batch.column("key")).sum())
         times = int(stamps.min()), int(stamps.max())
         return cls(batch.num_rows, batch.column("value").null_count, 0, size, int(value_bytes.max()), *times)
 
-    def __add__(self, other: Seen) -> Seen:
-        return Seen(
+    def __add__(self, other: RecordCounts) -> RecordCounts:
+        return RecordCounts(
             self.records + other.records,
             self.tombstones + other.tombstones,
             self.keys + other.keys,
@@ -398,7 +398,7 @@ class _Files:
                     path.unlink()
         self._done.append(found)
 
-    def digest(self, facts: Facts) -> Digest:
+    def digest(self, facts: PartitionFacts) -> Digest:
         """Digest of the rows that a store reads from the completed files."""
         where = self._scratch or self._folder.local
         assert where is not None

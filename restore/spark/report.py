@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 from pyarrow import parquet
 
-from standfast.restore.compare import Found
+from standfast.restore.compare import UnequalRow
 from standfast.restore.report.text import key_text
 from standfast.restore.spark.folder import Folder
 
@@ -43,7 +43,7 @@ COLUMNS = pa.schema(
     ]
 )
 
-Rows: TypeAlias = Sequence[tuple[str, int, Found]]
+Rows: TypeAlias = Sequence[tuple[str, int, UnequalRow]]
 MakePage: TypeAlias = Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], str]
 
 

@@ -23,7 +23,7 @@ from pyarrow.compute import call_function as _call
 
 from standfast.restore.digest import Digest, digest_rows
 from standfast.restore.spark.batches import (
-    Facts,
+    PartitionFacts,
     Pieces,
     StoreShape,
     check_facts,
@@ -64,7 +64,7 @@ class Counts:
 class LatestRows:
     """The fold for key-value, window and session stores: the newest record of each key."""
 
-    def __init__(self, spec: StoreSpec, facts: Facts, counts: Counts) -> None:
+    def __init__(self, spec: StoreSpec, facts: PartitionFacts, counts: Counts) -> None:
         self._spec = spec
         self._counts = counts
         self._last: bytes | None = None
@@ -130,7 +130,7 @@ class LatestRows:
 class VersionRows:
     """The fold for versioned stores: every record of a key counts, in offset order."""
 
-    def __init__(self, spec: StoreSpec, facts: Facts, counts: Counts) -> None:
+    def __init__(self, spec: StoreSpec, facts: PartitionFacts, counts: Counts) -> None:
         self._spec = spec
         self._counts = counts
         self._observed_ms = facts.observed_ms
@@ -169,7 +169,7 @@ class VersionRows:
             yield Folded(prefix.hex(), self._spec.name, list(rows), list(rows.values()))
 
 
-def fold_rows(shape: StoreShape, facts: Facts, counts: Counts) -> LatestRows | VersionRows:
+def fold_rows(shape: StoreShape, facts: PartitionFacts, counts: Counts) -> LatestRows | VersionRows:
     """The fold of a store, for one partition."""
     spec = shape.spec
     return VersionRows(spec, facts, counts) if spec.traits.versions else LatestRows(spec, facts, counts)
@@ -203,7 +203,7 @@ def digest_of(hashes: pa.Array) -> Digest:
 
 def partitions_of(
     batches: Iterable[pa.RecordBatch], shape: StoreShape | None = None
-) -> Iterator[tuple[Facts, Iterator[pa.RecordBatch]]]:
+) -> Iterator[tuple[PartitionFacts, Iterator[pa.RecordBatch]]]:
     """The sorted partition of a task, or its bucket, if it has one: its facts, and the batches after them.
 
     `shape`: the source's, if it splits partitions. A task has at most one partition, since the sort begins with the
@@ -238,7 +238,7 @@ def partitions_of(
 
 def _told(
     first: pa.RecordBatch, filled: Iterator[pa.RecordBatch], shape: StoreShape | None
-) -> tuple[list[Facts], list[pa.RecordBatch]]:
+) -> tuple[list[PartitionFacts], list[pa.RecordBatch]]:
     """Facts of all pieces, which come first, and the remaining rows of the batches that held them."""
     told, batch = [check_facts(first)], first.slice(1)
     split = None if shape is None else shape.splits.get(told[0].partition)
@@ -258,5 +258,5 @@ def _told(
     return told, [batch] if batch.num_rows else []
 
 
-def _second(facts: Facts) -> InternalError:
+def _second(facts: PartitionFacts) -> InternalError:
     return InternalError(f"a task was handed another partition beside {facts.partition}: read each in its own task")

@@ -20,7 +20,7 @@ from standfast.replication.log import Log
 from standfast.restore.spark.files import run_files
 from standfast.restore.spark.frames import OnTasks, run_job
 from standfast.restore.spark.pipeline import StoreJob
-from standfast.restore.spark.places import Described, Place, contradiction, read_database
+from standfast.restore.spark.places import Described, TaskPlace, contradiction, read_database
 from standfast.restore.spark.verify import StoredAt, StorePlan, plan_verify
 from standfast.store.errors import InternalError, InvalidRequest
 from standfast.store.task.commit_record import Position, StoreTimes
@@ -66,7 +66,7 @@ def _in_run(plan: StorePlan, run: str) -> StorePlan:
     return replace(plan, stored=stored)
 
 
-def _with_positions(log: Log, plan: StorePlan, records: Mapping[Place, Mapping[str, Described]]) -> StorePlan:
+def _with_positions(log: Log, plan: StorePlan, records: Mapping[TaskPlace, Mapping[str, Described]]) -> StorePlan:
     name = plan.spec.name
     if all(at.known for at in plan.stored.values()):
         return plan
@@ -81,7 +81,7 @@ def _with_positions(log: Log, plan: StorePlan, records: Mapping[Place, Mapping[s
     return plan_verify(log, plan.app, name, stored)
 
 
-def _records(spark: SparkSession, places: Sequence[Place], on_tasks: OnTasks | None) -> list[dict[str, Described]]:
+def _records(spark: SparkSession, places: Sequence[TaskPlace], on_tasks: OnTasks | None) -> list[dict[str, Described]]:
     """The stores in each task's database, read by a job."""
     asked = list(places)
 

@@ -28,7 +28,7 @@ _LOW_32 = 0xFFFF_FFFF
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class OffsetSample:
     """Sample of a partition at one offset: records and bytes for each offset from there on, and some keys."""
 
     offset: int
@@ -104,7 +104,7 @@ def split(samples: Sequence[tuple[int, float]], end: int, parts: int, least: int
     return list(zip(edges, [*edges[1:], end], strict=True))
 
 
-def split_at(places: Sequence[Place], end: int, parts: int) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
+def split_at(places: Sequence[OffsetSample], end: int, parts: int) -> tuple[tuple[int, ...], tuple[bytes, ...]]:
     """(first offsets of pieces, first keys of buckets but the first) of a sampled partition.
 
     Places are ascending; the partition begins at the first one. The result may have fewer parts: a key is never in two

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from standfast.replication.log import Log, LogReader
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.restore.spans import fetch_span
-from standfast.restore.spark.split_plan import Place, Split, numbered, parts_of, split_at
+from standfast.restore.spark.split_plan import OffsetSample, Split, numbered, parts_of, split_at
 from standfast.restore.verify.preflight import Preflight
 
 PLACES_MIN, PLACES_MAX = 16, 64
@@ -38,14 +38,14 @@ def plan_splits(log: Log, what: Preflight, cores: int, split_bytes: int | None =
     return numbered(found)
 
 
-def look(reader: LogReader, source: TopicPartition, span: Bounds, parts: int) -> Iterator[Place]:
+def look(reader: LogReader, source: TopicPartition, span: Bounds, parts: int) -> Iterator[OffsetSample]:
     """Places at even distances, the first one at the begin."""
     count = max(1, min(max(2 * parts, PLACES_MIN), PLACES_MAX, span.end - span.begin))
     for number in range(count):
         yield _place(reader, source, Bounds(span.begin + (span.end - span.begin) * number // count, span.end))
 
 
-def _place(reader: LogReader, source: TopicPartition, span: Bounds) -> Place:
+def _place(reader: LogReader, source: TopicPartition, span: Bounds) -> OffsetSample:
     """Sample one place. In a gap of many offsets, the next record counts for all of them."""
     keys: list[bytes] = []
     size, behind = 0, span.begin
@@ -57,7 +57,7 @@ def _place(reader: LogReader, source: TopicPartition, span: Bounds) -> Place:
         if len(keys) >= RECORDS:
             break
     offsets = max(behind - span.begin, 1)
-    return Place(span.begin, len(keys) / offsets, size / offsets, tuple(keys))
+    return OffsetSample(span.begin, len(keys) / offsets, size / offsets, tuple(keys))
 
 
 def sizes_of(what: Preflight) -> Mapping[int, float]:

@@ -38,7 +38,7 @@ class StoreWork(Generic[Result]):
     run: Callable[[SparkSession], Result]
 
 
-class Progress:
+class StoresProgress:
     """Progress of all stores together: finished stores, and for those under way the share of Spark's finished tasks.
 
     It calls `begins(number, total, what)` in order, and `at(part)` from any thread, one at a time, with a `part` that
@@ -79,7 +79,7 @@ class Progress:
 def each_store(
     spark: SparkSession,
     works: Sequence[StoreWork[Result]],
-    progress: Progress,
+    progress: StoresProgress,
     *,
     at_once: int | None,
     tell: Callable[[str], None],

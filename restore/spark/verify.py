@@ -21,12 +21,12 @@ import pyarrow as pa
 
 from standfast.replication.log import Log, TopicInfo
 from standfast.replication.offsets import Bounds, TopicPartition
-from standfast.restore.compare import DIFFERENCES_MAX, VALUE_MAX_BYTES, Found, Outcome
+from standfast.restore.compare import DIFFERENCES_MAX, VALUE_MAX_BYTES, ComparisonOutcome, UnequalRow
 from standfast.restore.digest import digest_rows
-from standfast.restore.spark.batches import Facts, StoreShape, numbers
+from standfast.restore.spark.batches import PartitionFacts, StoreShape, numbers
 from standfast.restore.spark.frames import Mapper, OnTasks, Reading, run_partitions
-from standfast.restore.spark.merge import FOUND_BYTES, FOUND_MAX, Settings, merge_partition
-from standfast.restore.spark.places import Place, open_place, stores_of
+from standfast.restore.spark.merge import FOUND_BYTES, FOUND_MAX, ComparisonSettings, merge_partition
+from standfast.restore.spark.places import TaskPlace, open_place, stores_of
 from standfast.restore.spark.rows import Counts, fold_rows, partitions_of
 from standfast.restore.spark.session import parallelism
 from standfast.restore.spark.source import SourceName
@@ -54,7 +54,7 @@ from standfast.store.types.kinds import definition_spec
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Looked: TypeAlias = dict[int, tuple[Facts, Outcome]]
+Looked: TypeAlias = dict[int, tuple[PartitionFacts, ComparisonOutcome]]
 
 FOUND_BYTES_MIN = 32 << 10  # for each partition, however many share FOUND_BYTES
 
@@ -62,7 +62,7 @@ FOUND_BYTES_MIN = 32 << 10  # for each partition, however many share FOUND_BYTES
 class StoredAt(NamedTuple):
     """A store of one partition, as in its commit record; `known`, `note`: see `places.Described`."""
 
-    place: Place
+    place: TaskPlace
     definition: Mapping[str, Any]
     position: Position | None
     times: StoreTimes
@@ -93,7 +93,7 @@ class Verified:
     """Verdicts by store and partition, and every kept difference with its store's name and partition."""
 
     verdicts: tuple[StoreVerdict, ...]
-    found: tuple[tuple[str, int, Found], ...]
+    found: tuple[tuple[str, int, UnequalRow], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +101,10 @@ class VerifyJob:
     """Parameters of the tasks."""
 
     shape: StoreShape
-    places: Mapping[int, Place]
+    places: Mapping[int, TaskPlace]
     ranges: Mapping[int, Bounds]
     old: Mapping[int, bool]
-    settings: Settings
+    settings: ComparisonSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class How:
     on_tasks: OnTasks | None
 
 
-def stored_stores(places: Sequence[Place], name: str | None = None) -> dict[str, dict[int, StoredAt]]:
+def stored_stores(places: Sequence[TaskPlace], name: str | None = None) -> dict[str, dict[int, StoredAt]]:
     """Logged stores of these places, by name and partition. Raises UnknownStore, InvalidRequest for two definitions."""
     found: dict[str, dict[int, StoredAt]] = {}
     definitions: dict[str, Mapping[str, Any]] = {}
@@ -202,7 +202,7 @@ def verify_store(
     pass of a rebuild.
     """
     verdicts = {verdict.task.partition: verdict for verdict in plan.unread}
-    found: dict[int, list[Found]] = {}
+    found: dict[int, list[UnequalRow]] = {}
     settings = settings_of(plan, sample, digest_only=digest_only, include_values=include_values, shown_max=shown_max)
     how = How(source, connector_options or {}, split_bytes, on_tasks)
     what = plan.what
@@ -258,9 +258,9 @@ def _changed(plan: StorePlan, number: int) -> StoreVerdict:
 
 def settings_of(
     plan: StorePlan, sample: float = 1.0, *, digest_only: bool = False, include_values: bool = False, shown_max: int = 0
-) -> Settings:
+) -> ComparisonSettings:
     """Settings for the tasks of a store; the bounds are shares, since wrong rows of all tasks end in the driver."""
-    return Settings(
+    return ComparisonSettings(
         limit=0,
         sample=max(1, round(sample * (SAMPLE_BITS + 1))),
         differences_max=max(FOUND_MAX, shown_max),
@@ -275,7 +275,7 @@ def _look(
     log: Log,
     plan: StorePlan,
     what: Preflight,
-    settings: Settings,
+    settings: ComparisonSettings,
     now_ms: int,
     how: How,
     looked: Looked,
@@ -307,10 +307,10 @@ def limits_of(plan: StorePlan, what: Preflight, now_ms: int) -> tuple[dict[int, 
     return limits, old
 
 
-def collected(rows: Iterable[Any], expected: Collection[int], settings: Settings) -> Looked:
+def collected(rows: Iterable[Any], expected: Collection[int], settings: ComparisonSettings) -> Looked:
     """The tasks' results by partition, with buckets added up. Raises InternalError for a partition without one."""
-    parts: dict[int, list[tuple[Facts, Outcome]]] = {}
-    found: dict[int, list[Found]] = {}
+    parts: dict[int, list[tuple[PartitionFacts, ComparisonOutcome]]] = {}
+    found: dict[int, list[UnequalRow]] = {}
     for row in rows:
         if row.summary is not None:
             parts.setdefault(row.partition, []).append(load_summary(row.summary))
@@ -339,14 +339,14 @@ def _merging(job: VerifyJob) -> Mapper:
     return compare
 
 
-def told(facts: Facts, outcome: Outcome) -> Iterator[pa.RecordBatch]:
+def told(facts: PartitionFacts, outcome: ComparisonOutcome) -> Iterator[pa.RecordBatch]:
     """The rows by which a task reports its partition or bucket."""
     yield summary_batch(facts, outcome)
     for at in range(0, len(outcome.found), FOUND_ROWS):
         yield found_batch(facts.partition, outcome.found[at : at + FOUND_ROWS])
 
 
-def verify_partition(job: VerifyJob, facts: Facts, batches: Iterator[pa.RecordBatch]) -> Outcome:
+def verify_partition(job: VerifyJob, facts: PartitionFacts, batches: Iterator[pa.RecordBatch]) -> ComparisonOutcome:
     """Compare one sorted partition, or a bucket of one, with its store, in a task."""
     number = facts.partition
     limit, span = job.shape.limits[number], job.ranges[number]
@@ -371,8 +371,8 @@ def verify_partition(job: VerifyJob, facts: Facts, batches: Iterator[pa.RecordBa
 
 
 def _digests(
-    job: VerifyJob, facts: Facts, batches: Iterator[pa.RecordBatch], store: Any, settings: Settings
-) -> Outcome:
+    job: VerifyJob, facts: PartitionFacts, batches: Iterator[pa.RecordBatch], store: Any, settings: ComparisonSettings
+) -> ComparisonOutcome:
     """Both digests only: cheaper than a merge, and a store can compute its own without Spark."""
     seen = replace(facts, observed_ms=max(facts.observed_ms, store.rows.observed_ms))
     counts = Counts()
@@ -383,7 +383,7 @@ def _digests(
             pass
     for _ in fold.end():
         pass
-    outcome = Outcome(log_digest=counts.digest)
+    outcome = ComparisonOutcome(log_digest=counts.digest)
     outcome.store_digest = digest_rows(rows_in_order(store, settings))
     return outcome
 
@@ -392,9 +392,9 @@ def _verdict(
     plan: StorePlan,
     span: Bounds,
     number: int,
-    facts: Facts,
-    outcome: Outcome,
-    settings: Settings,
+    facts: PartitionFacts,
+    outcome: ComparisonOutcome,
+    settings: ComparisonSettings,
     shown_max: int,
 ) -> StoreVerdict:
     at_rest = plan.stored[number]
@@ -419,7 +419,7 @@ def _verdict(
     )
 
 
-def _by_digests(outcome: Outcome, *, gone: bool) -> tuple[Verdict, str]:
+def _by_digests(outcome: ComparisonOutcome, *, gone: bool) -> tuple[Verdict, str]:
     """(verdict, reason); `gone`: the log may lack records that would explain the difference."""
     if outcome.log_digest == outcome.store_digest:
         return "equal", ""

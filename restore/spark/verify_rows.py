@@ -16,9 +16,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from standfast.restore.compare import Found, Outcome, RowSide
+from standfast.restore.compare import ComparisonOutcome, RowSide, UnequalRow
 from standfast.restore.digest import Digest
-from standfast.restore.spark.batches import Facts, ddl
+from standfast.restore.spark.batches import PartitionFacts, ddl
 from standfast.restore.verdict import RowVerdict
 
 FOUND_ROWS = 1_000  # differences in one batch
@@ -54,7 +54,7 @@ def answer_batch(partition: int, answer: str) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(cells | {"partition": [partition], "answer": [answer]}, schema=OUT)
 
 
-def summary_batch(facts: Facts, outcome: Outcome) -> pa.RecordBatch:
+def summary_batch(facts: PartitionFacts, outcome: ComparisonOutcome) -> pa.RecordBatch:
     """The summary row of a partition."""
     summary = {
         "facts": asdict(facts),
@@ -69,15 +69,17 @@ def summary_batch(facts: Facts, outcome: Outcome) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(cells, schema=OUT)
 
 
-def load_summary(text: str) -> tuple[Facts, Outcome]:
+def load_summary(text: str) -> tuple[PartitionFacts, ComparisonOutcome]:
     """Inverse of summary_batch; wrong rows have batches of their own."""
     summary = json.loads(text)
     counts: dict[RowVerdict, int] = summary["counts"]
     digests = Digest.from_hex(summary["log_digest"]), Digest.from_hex(summary["store_digest"])
-    return Facts.of(summary["facts"]), Outcome(summary["matched"], counts, [], *digests, beyond=summary["beyond"])
+    return PartitionFacts.of(summary["facts"]), ComparisonOutcome(
+        summary["matched"], counts, [], *digests, beyond=summary["beyond"]
+    )
 
 
-def found_batch(partition: int, found: Sequence[Found]) -> pa.RecordBatch:
+def found_batch(partition: int, found: Sequence[UnequalRow]) -> pa.RecordBatch:
     """Wrong rows as a batch."""
     cells: dict[str, list[Any]] = {
         "partition": [partition] * len(found),
@@ -96,18 +98,18 @@ def found_batch(partition: int, found: Sequence[Found]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(cells, schema=OUT)
 
 
-def load_found(row: Any) -> Found:
+def load_found(row: Any) -> UnequalRow:
     """One row of `found_batch`, as returned by Spark."""
     # Spark 4.0 gives binary cells as bytearray.
-    return Found(row.kind, bytes(row.key), _side(row, "log"), _side(row, "store"), row.offset)
+    return UnequalRow(row.kind, bytes(row.key), _side(row, "log"), _side(row, "store"), row.offset)
 
 
-def added_up(parts: Sequence[tuple[Facts, Outcome]]) -> tuple[Facts, Outcome]:
+def added_up(parts: Sequence[tuple[PartitionFacts, ComparisonOutcome]]) -> tuple[PartitionFacts, ComparisonOutcome]:
     """A partition from its buckets, without the wrong rows, which have batches of their own."""
     facts, first = parts[0]
     if len(parts) == 1:
         return facts, first
-    total = Outcome()
+    total = ComparisonOutcome()
     for _, one in parts:
         total.matched += one.matched
         total.beyond += one.beyond

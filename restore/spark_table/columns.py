@@ -43,7 +43,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from standfast.restore.spark_table.options import Given
+from standfast.restore.spark_table.options import CheckedOptions
 from standfast.store.errors import BadConfig, Corruption, InvalidRequest
 from standfast.store.serde import Serde, sorted_keys
 from standfast.store.specs import StoreSpec
@@ -65,7 +65,7 @@ def key_columns(spec: StoreSpec) -> dict[str, str]:
     return found | ({"sequence": "int"} if spec.numbered else {})
 
 
-def store_columns(spec: StoreSpec, given: Given) -> dict[str, str]:
+def store_columns(spec: StoreSpec, given: CheckedOptions) -> dict[str, str]:
     """Columns of a store's rows by name, with their types."""
     key, value = (column_type(part, spec, given) for part in ("key", "value"))
     found = {"partition": PARTITION, "key": key, **key_columns(spec)}
@@ -74,7 +74,7 @@ def store_columns(spec: StoreSpec, given: Given) -> dict[str, str]:
     return found | {"value": value} | ({"timestamp": TIME} if spec.timestamped else {})
 
 
-def log_columns(spec: StoreSpec, given: Given) -> dict[str, str]:
+def log_columns(spec: StoreSpec, given: CheckedOptions) -> dict[str, str]:
     """Columns of a changelog's records, or of changes."""
     key, value = (column_type(part, spec, given) for part in ("key", "value"))
     found = {"partition": PARTITION, "offset": "bigint", "timestamp": TIME}
@@ -85,7 +85,7 @@ def log_columns(spec: StoreSpec, given: Given) -> dict[str, str]:
     return found | ({"old_value": value, "old_timestamp": TIME} if given.flag("oldValues") else {})
 
 
-def column_type(part: str, spec: StoreSpec, given: Given) -> str:
+def column_type(part: str, spec: StoreSpec, given: CheckedOptions) -> str:
     """Type of the key or value column, from the options: binary unless a serde is named or `decode` is true."""
     schema = given.text(f"{part}Schema")
     serde: Serde[Any] = getattr(spec, part)

@@ -31,7 +31,7 @@ from standfast.restore.report.text import skipped_text
 from standfast.restore.spark.batches import with_key
 from standfast.restore.spark.source import absolute, read_range
 from standfast.restore.spark_table.columns import Cells, Shaper, log_columns
-from standfast.restore.spark_table.options import Given, described_store
+from standfast.restore.spark_table.options import CheckedOptions, described_store
 from standfast.store.errors import BadConfig, Corruption, InternalError, InvalidRequest, UnknownStore
 from standfast.store.log import as_event, logger
 from standfast.store.names import few
@@ -52,7 +52,7 @@ class LogPart(InputPartition):
         self.log_begin = log_begin
 
 
-class Source(NamedTuple):
+class ChangelogSource(NamedTuple):
     """A changelog: its log's address, its topic, and its store."""
 
     address: str
@@ -60,7 +60,7 @@ class Source(NamedTuple):
     spec: StoreSpec
 
 
-def source_of(given: Given) -> Source:
+def source_of(given: CheckedOptions) -> ChangelogSource:
     """The changelog that options name. Raises BadConfig."""
     address = absolute(given.need("log", 'option("log", "kafka://host:9092")'))
     topic, name = given.text("topic"), given.text("storeName")
@@ -70,18 +70,18 @@ def source_of(given: Given) -> Source:
         if app is None or name is None:
             raise BadConfig(["which changelog? name it with topic, or its app and storeName"])
         topic = spec.changelog_of(app)
-    return Source(address, topic, spec)
+    return ChangelogSource(address, topic, spec)
 
 
-def log_schema(given: Given) -> dict[str, str]:
+def log_schema(given: CheckedOptions) -> dict[str, str]:
     """Columns of the changelog that options name."""
     return log_columns(source_of(given).spec, given)
 
 
-class LogReader(DataSourceReader):
+class ChangelogReader(DataSourceReader):
     """Records of a changelog."""
 
-    def __init__(self, given: Given, schema: StructType) -> None:
+    def __init__(self, given: CheckedOptions, schema: StructType) -> None:
         self._given = given
         self._source = source_of(given)
         self._schema = schema
@@ -117,7 +117,7 @@ class LogReader(DataSourceReader):
         return Shaper(self._schema, log_columns(spec, self._given), spec, f"changelog {topic}")
 
 
-class ChangesReader(LogReader):
+class ChangesReader(ChangelogReader):
     """Changes that the records of a changelog made."""
 
     def _cells(self, part: LogPart) -> Iterator[tuple[int, Cells]]:
@@ -135,7 +135,7 @@ class ChangesReader(LogReader):
 class Changes:
     """Changes of one partition. `values`: keep old values, too."""
 
-    def __init__(self, source: Source, part: LogPart, *, values: bool) -> None:
+    def __init__(self, source: ChangelogSource, part: LogPart, *, values: bool) -> None:
         self._source = source
         self._at = TopicPartition(source.topic, part.partition)
         self._part = part
@@ -224,7 +224,7 @@ def split_keys(spec: StoreSpec, keys: pa.Array, topic: str) -> dict[str, Any]:
         raise Corruption(f"{topic}: {error}; or the topic is not a {spec.kind} store's: correct storeKind") from error
 
 
-def spans(source: Source, given: Given, start: Any, end: Any) -> Iterator[LogPart]:
+def spans(source: ChangelogSource, given: CheckedOptions, start: Any, end: Any) -> Iterator[LogPart]:
     """The offsets to read of each partition. Raises UnknownStore for an absent topic, InvalidRequest for offsets."""
     log = open_log(source.address)
     try:

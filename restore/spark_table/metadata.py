@@ -20,8 +20,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from standfast.restore.spark.folder import Folder
-from standfast.restore.spark.places import Place, manifest_of, open_database, places_at
-from standfast.restore.spark_table.options import Given
+from standfast.restore.spark.places import TaskPlace, manifest_of, open_database, places_at
+from standfast.restore.spark_table.options import CheckedOptions
 from standfast.restore.spark_table.stores import StorePlace
 from standfast.restore.verify.at_rest import definitions_of
 from standfast.store.engine import Engine
@@ -54,7 +54,7 @@ COLUMNS = {
 class MetadataReader(DataSourceReader):
     """Stores with positions and sizes."""
 
-    def __init__(self, given: Given, schema: StructType) -> None:
+    def __init__(self, given: CheckedOptions, schema: StructType) -> None:
         self._address = given.place
         self._app = given.text("app")
         self._schema = schema
@@ -82,7 +82,7 @@ class MetadataReader(DataSourceReader):
             yield pa.RecordBatch.from_pydict(cells, schema=to_arrow_schema(self._schema))
 
 
-def _of_manifest(place: Place) -> Iterator[dict[str, Any]]:
+def _of_manifest(place: TaskPlace) -> Iterator[dict[str, Any]]:
     manifest = manifest_of(Folder(place.address))
     part = manifest.partition(place.task.partition)
     position = Position(part.end, -1, manifest.topic_id, manifest.made.at_ms)
@@ -95,7 +95,7 @@ def _of_manifest(place: Place) -> Iterator[dict[str, Any]]:
     }
 
 
-def _of_task(place: Place) -> Iterator[dict[str, Any]]:
+def _of_task(place: TaskPlace) -> Iterator[dict[str, Any]]:
     # Rows of no store are needed, so that little is fetched from object storage.
     with open_database(place, None) as engine:
         cut = read_record(engine, str(place))
@@ -112,7 +112,7 @@ def _of_task(place: Place) -> Iterator[dict[str, Any]]:
 
 
 def _row(
-    place: Place, name: str, definition: dict[str, Any], position: Position | None, observed_ms: int
+    place: TaskPlace, name: str, definition: dict[str, Any], position: Position | None, observed_ms: int
 ) -> dict[str, Any]:
     kept = {key: value for key, value in definition.items() if key != "engine"}
     return {

@@ -23,7 +23,7 @@ from standfast.store.errors import BadConfig, InvalidRequest, StandfastError
 from standfast.store.names import few
 from standfast.store.serde import Serde
 from standfast.store.specs import SPECS, TRAITS, StoreSpec
-from standfast.store.types.key_ranges import EVERY_KEY, Span
+from standfast.store.types.key_ranges import EVERY_KEY, KeySpan
 from standfast.store.types.kinds import definition_spec
 
 PLACE = ("path", "state", "snapshot", "app", "storeName", "partitions")
@@ -52,7 +52,7 @@ RETENTION_UNKNOWN_MS = 2**62
 class Filters:
     """Bounds of a read of a store; keys are raw, both ends inclusive, for keys and for times. None: no bound."""
 
-    keys: tuple[Span, ...] = (EVERY_KEY,)
+    keys: tuple[KeySpan, ...] = (EVERY_KEY,)
     key_prefix: bytes | None = None
     time_from: int | None = None
     time_to: int | None = None
@@ -67,7 +67,7 @@ class Filters:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class CheckedOptions:
     """Checked options. `values` by the names of OPTIONS: text, a bool for flags, an int for numbers."""
 
     kind: str
@@ -130,7 +130,7 @@ class Given:
         return {int(number): offset for number, offset in found.items()} if isinstance(found, dict) else int(found)
 
 
-def parse(kind: str | None, options: Mapping[str, str]) -> Given:
+def parse(kind: str | None, options: Mapping[str, str]) -> CheckedOptions:
     """Check options for reading `options["kind"]`, or for `kind` "write". Raises BadConfig with every problem."""
     lower = {name.lower(): value for name, value in options.items()}  # names of Spark's options ignore case
     kind = kind or lower.get("kind", "store").lower()
@@ -152,10 +152,10 @@ def parse(kind: str | None, options: Mapping[str, str]) -> Given:
                 problems.append(f"{name} is {text!r}: {error}")
     if problems:
         raise BadConfig(problems)
-    return Given(kind, values)
+    return CheckedOptions(kind, values)
 
 
-def described_store(given: Given, name: str) -> StoreSpec:
+def described_store(given: CheckedOptions, name: str) -> StoreSpec:
     """The store that options describe: its kept `definition`, or kind and settings one by one. Raises BadConfig."""
     if "definition" in given.values:
         several = [one for one in STORE[1:] if one in given.values]
@@ -174,7 +174,7 @@ def described_store(given: Given, name: str) -> StoreSpec:
         raise BadConfig([str(error)]) from error
 
 
-def kept_definition(given: Given, spec: StoreSpec) -> dict[str, Any]:
+def kept_definition(given: CheckedOptions, spec: StoreSpec) -> dict[str, Any]:
     """The definition that a manifest records for a described store: serdes of the application's own by their names."""
     if "definition" not in given.values:
         return spec.definition()
@@ -182,7 +182,7 @@ def kept_definition(given: Given, spec: StoreSpec) -> dict[str, Any]:
     return kept | {part: getattr(spec, part).name for part in ("key", "value") if given.serde(part) is not None}
 
 
-def _definition(given: Given) -> dict[str, Any]:
+def _definition(given: CheckedOptions) -> dict[str, Any]:
     kind = given.text("storeKind") or "keyvalue"
     reading = given.kind != "write"
     traits = TRAITS[kind]

@@ -46,7 +46,7 @@ BUILDER_SHARE = 0.6
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RunPart:
     """Rows of one partition as files. `records` counts all rows, `expired` those past retention."""
 
     partition: int
@@ -87,10 +87,12 @@ class PartBuilder:
         if self._builder.full:
             self._run()
 
-    def finish(self) -> Part:
+    def finish(self) -> RunPart:
         """All files, settled."""
         self._run()
-        return settle(self._spec, self._folder, Part(self._partition, tuple(self._files), self._times, self._records))
+        return settle(
+            self._spec, self._folder, RunPart(self._partition, tuple(self._files), self._times, self._records)
+        )
 
     def _run(self) -> None:
         made = self._builder.run(0)  # rows of a table have no offsets
@@ -121,7 +123,7 @@ class VersionsBuilder:
                 'rows over more tasks with df.repartition(n, "key")'
             )
 
-    def finish(self) -> Part:
+    def finish(self) -> RunPart:
         """All files, settled."""
         self._rows.sort(key=itemgetter(1, 2))
         # The end of a version may be a delete, which moves the stream time as well.
@@ -145,7 +147,7 @@ class VersionsBuilder:
                     0,
                 )
             )
-        part = Part(self._partition, tuple(files), StoreTimes(observed, 0), len(self._rows))
+        part = RunPart(self._partition, tuple(files), StoreTimes(observed, 0), len(self._rows))
         return settle(self._spec, self._folder, part)
 
 
@@ -165,7 +167,7 @@ def _puts(spec: StoreSpec, key: bytes, versions: Sequence[Encoded]) -> Iterator[
             yield ends, None
 
 
-def settle(spec: StoreSpec, folder: Path, part: Part) -> Part:
+def settle(spec: StoreSpec, folder: Path, part: RunPart) -> RunPart:
     """The part without files of expired segments, with the digest of its visible rows.
 
     Raises InvalidRequest if two files hold the same key, Corruption if RocksDB does not take the files.
@@ -179,15 +181,15 @@ def settle(spec: StoreSpec, folder: Path, part: Part) -> Part:
         kept = tuple(file for file in part.files if store.takes_family(file.family))
         expired = 0 if spec.traits.versions else part.records - sum(file.entries for file in kept)
         digest = digest_rows(store.logical_rows()) if kept else Digest()
-        return Part(part.partition, kept, part.times, part.records, expired, digest)
+        return RunPart(part.partition, kept, part.times, part.records, expired, digest)
 
 
-def merged(spec: StoreSpec, folder: Path, parts: Sequence[Part]) -> Part:
+def merged(spec: StoreSpec, folder: Path, parts: Sequence[RunPart]) -> RunPart:
     """One partition from the parts of several tasks."""
     # All tasks' times decide: a segment that is live in one task's rows may be expired in the whole.
     times = StoreTimes(max(one.times.observed_ms for one in parts), max(one.times.sequence for one in parts))
     files = tuple(file for one in parts for file in one.files)
-    whole = Part(parts[0].partition, files, times, sum(one.records for one in parts))
+    whole = RunPart(parts[0].partition, files, times, sum(one.records for one in parts))
     return settle(spec, folder, whole)
 
 

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWrite
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from standfast.restore.spark_table.options import Given
+    from standfast.restore.spark_table.options import CheckedOptions
 
 FORMAT = "standfast"
 
@@ -53,23 +53,23 @@ class StandfastSource(DataSource):
             from standfast.restore.spark_table.stores import StoreReader
 
             return StoreReader(given, schema)
-        from standfast.restore.spark_table.log import ChangesReader, LogReader
+        from standfast.restore.spark_table.log import ChangelogReader, ChangesReader
 
-        return LogReader(given, schema) if given.kind == "changelog" else ChangesReader(given, schema)
+        return ChangelogReader(given, schema) if given.kind == "changelog" else ChangesReader(given, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """A writer of a new folder."""
-        from standfast.restore.spark_table.writer import StoreWriter
+        from standfast.restore.spark_table.writer import StateWriter
 
-        return StoreWriter(self._given("write"), schema, overwrite=overwrite)
+        return StateWriter(self._given("write"), schema, overwrite=overwrite)
 
-    def _given(self, kind: str | None) -> Given:
+    def _given(self, kind: str | None) -> CheckedOptions:
         from standfast.restore.spark_table.options import parse
 
         return parse(kind, dict(self.options))
 
 
-def _columns(given: Given) -> Mapping[str, str]:
+def _columns(given: CheckedOptions) -> Mapping[str, str]:
     if given.kind == "metadata":
         from standfast.restore.spark_table.metadata import COLUMNS
 

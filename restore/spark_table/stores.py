@@ -20,9 +20,9 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from standfast.restore.spark.places import Place, Stored, chosen, find_store, open_place
+from standfast.restore.spark.places import StorePlaces, TaskPlace, chosen, find_store, open_place
 from standfast.restore.spark_table.columns import Cells, Shaper, filter_key, split_times, store_columns, turned
-from standfast.restore.spark_table.options import Filters, Given
+from standfast.restore.spark_table.options import CheckedOptions, Filters
 from standfast.restore.verify.at_rest import StoreAtRest
 from standfast.store import serde as serdes
 from standfast.store.engine import DEFAULT_FAMILY, Row
@@ -48,12 +48,12 @@ Range: TypeAlias = tuple[bytes | None, bytes | None, bool]  # low <= row key < h
 class StorePlace(InputPartition):
     """One task's store."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: TaskPlace) -> None:
         super().__init__(place.address)
         self.place = place
 
 
-def located(given: Given) -> tuple[Stored, StoreSpec]:
+def located(given: CheckedOptions) -> tuple[StorePlaces, StoreSpec]:
     """The store that options name, with the options' serdes."""
     stored = find_store(given.place, given.text("app"), given.text("storeName"))
     kept = dict(stored.definition)
@@ -64,7 +64,7 @@ def located(given: Given) -> tuple[Stored, StoreSpec]:
     return stored, definition_spec(stored.name, kept)
 
 
-def store_schema(given: Given) -> dict[str, str]:
+def store_schema(given: CheckedOptions) -> dict[str, str]:
     """Columns of the store that options name."""
     return store_columns(located(given)[1], given)
 
@@ -72,7 +72,7 @@ def store_schema(given: Given) -> dict[str, str]:
 class StoreReader(DataSourceReader):
     """Rows of one store."""
 
-    def __init__(self, given: Given, schema: StructType) -> None:
+    def __init__(self, given: CheckedOptions, schema: StructType) -> None:
         self._stored, self._spec = located(given)
         self._schema = schema
         self._given = given
@@ -104,7 +104,7 @@ class StoreReader(DataSourceReader):
         return Shaper(self._schema, store_columns(self._spec, self._given), self._spec, f"store {self._spec.name!r}")
 
 
-def filters_of(given: Given, spec: StoreSpec) -> Filters:
+def filters_of(given: CheckedOptions, spec: StoreSpec) -> Filters:
     """Bounds of a read. Raises BadConfig for bounds that do not fit the kind of store."""
     problems = []
     if given.number("asOf") is not None and not spec.traits.versions:
@@ -254,7 +254,7 @@ def _times(filters: Filters) -> tuple[int, int]:
     )
 
 
-def _refuse_ingesting(at_rest: StoreAtRest, place: Place, name: str) -> None:
+def _refuse_ingesting(at_rest: StoreAtRest, place: TaskPlace, name: str) -> None:
     engine = at_rest.store.rows.engine
     # Under this mark it is unknown which files are in, so that the position stands for nothing.
     if place.kind == "task" and name in decode_ingesting(engine.get(DEFAULT_FAMILY, INGESTING_KEY), str(place)):

@@ -37,8 +37,8 @@ from standfast.restore.spark.folder import Folder, sync
 from standfast.restore.spark.rebuild import check_target
 from standfast.restore.spark.source import absolute
 from standfast.restore.spark_table.encode import Encoder
-from standfast.restore.spark_table.options import Given, described_store, kept_definition
-from standfast.restore.spark_table.runs import Builder, Part, builder_of, by_partition, disjoint, merged
+from standfast.restore.spark_table.options import CheckedOptions, described_store, kept_definition
+from standfast.restore.spark_table.runs import Builder, RunPart, builder_of, by_partition, disjoint, merged
 from standfast.store.base.version import __version__
 from standfast.store.clock import SystemClock
 from standfast.store.errors import BadConfig, InvalidRequest, UnknownStore
@@ -52,16 +52,16 @@ EXAMPLE = '.option("app", "board").option("storeName", "totals").option("partiti
 
 
 @dataclass
-class Written(WriterCommitMessage):
+class WrittenParts(WriterCommitMessage):
     """Parts that a task wrote."""
 
-    parts: list[Part]
+    parts: list[RunPart]
 
 
-class StoreWriter(DataSourceArrowWriter):
+class StateWriter(DataSourceArrowWriter):
     """Writes one store to a new folder."""
 
-    def __init__(self, given: Given, schema: StructType, *, overwrite: bool) -> None:
+    def __init__(self, given: CheckedOptions, schema: StructType, *, overwrite: bool) -> None:
         if overwrite:
             raise InvalidRequest('standfast overwrites no folder: use mode("append") and name a new one')
         self._given = given
@@ -83,7 +83,7 @@ class StoreWriter(DataSourceArrowWriter):
         check_target(Folder(self._target))
         self._positions()
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenParts:
         """Files of one task's rows."""
         from pyspark import TaskContext
 
@@ -101,15 +101,15 @@ class StoreWriter(DataSourceArrowWriter):
                         builders[number] = builder_of(self._spec, scratch, number, memory // self._partitions)
                     builders[number].add(rows)
             parts = [builders[number].finish() for number in sorted(builders)]
-            return Written([self._put(scratch, part, attempt) for part in parts])
+            return WrittenParts([self._put(scratch, part, attempt) for part in parts])
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Settle partitions that several tasks wrote, then write the manifest."""
-        by_number: dict[int, list[Part]] = {}
+        by_number: dict[int, list[RunPart]] = {}
         for message in messages:
-            assert isinstance(message, Written)
+            assert isinstance(message, WrittenParts)
             for part in message.parts:
                 by_number.setdefault(part.partition, []).append(part)
         parts = {number: self._whole(own) for number, own in by_number.items()}
@@ -144,7 +144,7 @@ class StoreWriter(DataSourceArrowWriter):
             with contextlib.suppress(OSError):  # it was never made, or holds other files
                 folder.local.rmdir()
 
-    def _put(self, scratch: Path, part: Part, attempt: int) -> Part:
+    def _put(self, scratch: Path, part: RunPart, attempt: int) -> RunPart:
         """Copy a part's files to the target, under names that no other attempt has."""
         folder = Folder(self._target)
         folder.make()
@@ -157,7 +157,7 @@ class StoreWriter(DataSourceArrowWriter):
             files.append(shapes.replace(file, name=name))
         return replace(part, files=tuple(files))
 
-    def _whole(self, parts: Sequence[Part]) -> Part:
+    def _whole(self, parts: Sequence[RunPart]) -> RunPart:
         """One partition from the parts of all tasks."""
         if len(parts) == 1:
             return parts[0]
@@ -202,8 +202,8 @@ class StoreWriter(DataSourceArrowWriter):
         return info.topic_id, {at.partition: span.end for at, span in bounds.items()}
 
 
-def _partition(number: int, end: int, part: Part | None) -> ManifestPartition:
-    found = part or Part(number, (), StoreTimes(), 0)
+def _partition(number: int, end: int, part: RunPart | None) -> ManifestPartition:
+    found = part or RunPart(number, (), StoreTimes(), 0)
     return ManifestPartition(
         partition=number,
         start=end,  # a table's rows are in no changelog

@@ -21,7 +21,7 @@ from itertools import chain
 from standfast.replication.log import Fetched, Log, LogReader, Record, TopicInfo
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
 from standfast.replication.source_records import as_logged
-from standfast.restore.compare import DIFFERENCES_MAX, Found, Outcome, Tally, named
+from standfast.restore.compare import DIFFERENCES_MAX, ComparisonOutcome, Tally, UnequalRow, named
 from standfast.restore.digest import Digest, LogicalRow
 from standfast.restore.fold import Fold, fold_for
 from standfast.restore.spans import fetch_span
@@ -66,7 +66,7 @@ class StoreVerdict:
     skipped: int = 0
     log_digest: Digest = field(default_factory=Digest)
     store_digest: Digest = field(default_factory=Digest)
-    differences: tuple[Found, ...] = ()
+    differences: tuple[UnequalRow, ...] = ()
     truncated: bool = False
 
 
@@ -130,7 +130,7 @@ def concluded(
     changelog: TopicPartition,
     position: int,
     bounds: Bounds,
-    outcome: Outcome,
+    outcome: ComparisonOutcome,
     *,
     observed_ms: int,
     records: int,

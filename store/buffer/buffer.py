@@ -43,7 +43,7 @@ from typing import Any, Protocol, TypeAlias
 from sortedcontainers import SortedList
 
 from standfast.store.arguments import INT64_MAX
-from standfast.store.buffer.part import Part, Rows, listed, logged, merged
+from standfast.store.buffer.part import CommitPart, Rows, listed, logged, merged
 from standfast.store.disk import DiskGuard
 from standfast.store.engine import Row
 from standfast.store.errors import Backpressure, DiskFull, InternalError, InvalidRequest
@@ -137,7 +137,7 @@ class Buffer:
         # the task in the middle of a write.
         self.latch = threading.RLock()
         self.bound_bytes = bound_bytes
-        self.taken: Part | None = None
+        self.taken: CommitPart | None = None
         self._disk: DiskGuard | None = None
         self._credit_bytes = 0  # the size up to which the guard lets the buffer grow
         self._refuse_bytes = self.stop_bytes = 2 * bound_bytes
@@ -291,7 +291,7 @@ class Buffer:
         """Changes by store, in the order in which their keys were first written, without those of a taken part."""
         return logged(self.changes, self.delete_times)
 
-    def take(self) -> Part:
+    def take(self) -> CommitPart:
         """Take all rows, changes and outputs for a commit, those of a refused one under the others.
 
         Every write is either wholly in the part or comes after it. Waits while another thread has a savepoint open;
@@ -302,7 +302,7 @@ class Buffer:
                 raise InternalError("a commit took the buffer already, and has not ended")
             self.open = False  # from here on a compiled put waits for the latch
             try:
-                part = Part(self.rows, self.changes, self.delete_times)
+                part = CommitPart(self.rows, self.changes, self.delete_times)
                 part.indexes, part.outputs = self.indexes, self.outputs
                 part.output_bytes, part.size_bytes = self.output_bytes, self.size_bytes
                 if self.taken is not None:

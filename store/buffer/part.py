@@ -25,7 +25,7 @@ ENTRY_OVERHEAD_BYTES = ENTRY_BYTES + TIMESTAMP_BYTES
 Rows: TypeAlias = dict[str, dict[bytes, bytes | None]]
 
 
-class Part:
+class CommitPart:
     """The rows, changes and outputs that one commit took from the buffer; no write enters them any more."""
 
     __slots__ = ("changes", "delete_times", "indexes", "output_bytes", "outputs", "refused", "rows", "size_bytes")
@@ -52,9 +52,9 @@ def logged(changes: Mapping[str, Mapping[Any, Any]], delete_times: Mapping[str, 
     }
 
 
-def merged(older: Part, newer: Part) -> Part:
+def merged(older: CommitPart, newer: CommitPart) -> CommitPart:
     """Both parts as one: the newer row of a key counts, in the order of first writes."""
-    both = Part({}, {}, {})
+    both = CommitPart({}, {}, {})
     for part in (older, newer):
         for family, rows in part.rows.items():
             both.rows.setdefault(family, {}).update(rows)
@@ -86,7 +86,7 @@ def merged(older: Part, newer: Part) -> Part:
     return both
 
 
-def content_bytes(part: Part) -> int:
+def content_bytes(part: CommitPart) -> int:
     """The bytes that rows and changes count."""
     changed = logged(part.changes, part.delete_times).values()
     rows = [row for rows in part.rows.values() for row in rows.items()]

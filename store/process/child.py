@@ -54,7 +54,7 @@ WELL_MS = 30_000
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class ChildSilence:
     """A child's longest silence, in milliseconds: until its first word, and from one word to the next."""
 
     start_ms: int
@@ -130,7 +130,7 @@ class ChildProcess(Generic[Answer]):
         clock: Clock,
         lend: Sequence[int] = (),
         stderr: BinaryIO | None = None,
-        silence: Silence | None = None,
+        silence: ChildSilence | None = None,
     ) -> None:
         self._parse = parse
         self._clock = clock

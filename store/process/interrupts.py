@@ -125,7 +125,7 @@ class Monitor(threading.RLock().__class__):  # type: ignore[misc]  # by name, it
             self.acquire()
 
 
-class Answer(Generic[T]):
+class CallResult(Generic[T]):
     """The outcome of a call that another thread makes: its result, or the error that `result` raises."""
 
     def __init__(self) -> None:
@@ -190,7 +190,7 @@ class Apart:
     """
 
     def __init__(self) -> None:
-        self._last: Answer[Any] | None = None
+        self._last: CallResult[Any] | None = None
 
     def wait(self) -> None:
         """Wait, in the main thread, for the end of a call whose wait an exception ended."""
@@ -203,7 +203,7 @@ class Apart:
         if not is_main():
             return action()
         self.wait()
-        answer: Answer[T] = Answer()
+        answer: CallResult[T] = CallResult()
         begin, context = answer.begin, contextvars.copy_context()  # not `answer`, which this function deletes
         helper: threading.Thread | None = None
         self._last = answer  # right before the block, which ends each answer

@@ -22,7 +22,7 @@ CHANNEL_VARIABLE = "STANDFAST_WORKER"
 READ_BYTES = 1 << 16
 
 
-class Channel(NamedTuple):
+class ParentChannel(NamedTuple):
     """Lent handles of a program: its orders, its answers, and the pidfd of its parent, -1 for none."""
 
     orders: int
@@ -30,7 +30,7 @@ class Channel(NamedTuple):
     parent: int
 
 
-def lent_channel() -> Channel | None:
+def lent_channel() -> ParentChannel | None:
     """The channel to the process that started this one as a `ProgramProcess`; None for any other process.
 
     Later calls return None, and children of this process inherit neither the variable nor the handles.
@@ -39,7 +39,7 @@ def lent_channel() -> Channel | None:
     # A process that the program started may have inherited the variable: its parent is another one.
     if len(words) != 4 or words[0] != str(os.getppid()):
         return None
-    channel = Channel(int(words[1]), int(words[2]), int(words[3] or -1))
+    channel = ParentChannel(int(words[1]), int(words[2]), int(words[3] or -1))
     for handle in channel:
         if handle >= 0:
             os.set_inheritable(handle, False)
@@ -66,7 +66,7 @@ class Parent:
     With a `channel` orders and answers go through it, and standard input and output stay as they are.
     """
 
-    def __init__(self, beat_ms: int | None = None, channel: Channel | None = None) -> None:
+    def __init__(self, beat_ms: int | None = None, channel: ParentChannel | None = None) -> None:
         if channel is None:
             self._orders, self._answers = 0, os.dup(1)
             os.dup2(2, 1)

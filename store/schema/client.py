@@ -34,7 +34,7 @@ PASSING = frozenset({408, 425, 429})
 REGISTER = "register it first, with the subject's compatibility checked, or let the serde do it: auto_register=True"
 
 
-class Client(SchemaRegistryClient):
+class RegistryClient(SchemaRegistryClient):
     """The client of one registry; `where` is its address without a secret."""
 
     def __init__(self, settings: dict[str, Any], where: str) -> None:

@@ -20,7 +20,7 @@ from standfast.store.arguments import checked
 from standfast.store.errors import BadConfig, Closed, StandfastError
 
 if TYPE_CHECKING:
-    from standfast.store.schema.client import Client
+    from standfast.store.schema.client import RegistryClient
 
 Made = TypeVar("Made")
 
@@ -68,20 +68,22 @@ class Registry:
             "url": self.where,
         }
         self._lock = threading.Lock()
-        self._client: Client | None = None
+        self._client: RegistryClient | None = None
         self._closed = False
 
     def __repr__(self) -> str:
         return f"Registry({self.where!r})"
 
-    def client(self) -> Client:
+    def client(self) -> RegistryClient:
         """The client, one for all serdes. Raises BadConfig without the extra `schema`, and for refused settings."""
         with self._lock:
             if self._closed:
                 raise Closed(f"schema registry {self.where} is closed: declare the serde with another Registry")
             if self._client is None:
                 make = required("standfast.store.schema.client").Client
-                made: Client = refusing(f"schema registry {self.where}", lambda: make(self._settings, self.where))
+                made: RegistryClient = refusing(
+                    f"schema registry {self.where}", lambda: make(self._settings, self.where)
+                )
                 self._client = made
             return self._client
 

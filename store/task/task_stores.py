@@ -22,7 +22,7 @@ from weakref import WeakSet
 
 from standfast.store import files
 from standfast.store.buffer.buffer import BOUND_DEFAULT_BYTES, Buffer
-from standfast.store.buffer.part import Part
+from standfast.store.buffer.part import CommitPart
 from standfast.store.buffer.rows import RowLimits, StoreRows
 from standfast.store.buffer.twins import buffer_type
 from standfast.store.clock import measured_ns
@@ -178,7 +178,7 @@ class TaskStores:
         self._views.add(view.rows)
         return view
 
-    def take(self) -> Part:
+    def take(self) -> CommitPart:
         """Take all uncommitted writes for `commit`, with the times of the stores that are theirs, in one step."""
         with self.buffer.latch:
             part = self.buffer.take()

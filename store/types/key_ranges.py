@@ -29,7 +29,7 @@ RANK_MAX = (1 << 64) - 1
 _INFINITY_BITS = 0x7FF << 52
 
 
-class Span(NamedTuple):
+class KeySpan(NamedTuple):
     """Keys from low to high in byte order, both included, None is open; read backwards if `reverse`."""
 
     low: bytes | None
@@ -50,7 +50,7 @@ class Span(NamedTuple):
         return (self.low is None or key >= self.low) and (self.high is None or key <= self.high)
 
 
-EVERY_KEY = Span(None, None)
+EVERY_KEY = KeySpan(None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class NumberOrder:
 
     def spans(
         self, low: bytes | None, high: bytes | None, *, store: str, reverse: bool = False, behind: bytes | None = None
-    ) -> list[Span]:
+    ) -> list[KeySpan]:
         """Byte ranges of the numbers from low to high, both included, in the order of reading; None is an open end.
 
         `behind`: only keys after this one in the order of reading, which need not lie within. Raises InvalidRequest for
@@ -90,10 +90,10 @@ class NumberOrder:
         found = [self._span(*half, reverse) for half in (below, above) if half[0] <= half[1]]
         return found[::-1] if reverse else found
 
-    def _span(self, first: int, last: int, reverse: bool) -> Span:
+    def _span(self, first: int, last: int, reverse: bool) -> KeySpan:
         if self.mirrored and last < ZERO:
-            return Span(self._key(last), self._key(first), not reverse)
-        return Span(self._key(first), self._key(last), reverse)
+            return KeySpan(self._key(last), self._key(first), not reverse)
+        return KeySpan(self._key(first), self._key(last), reverse)
 
     def _key(self, rank: int) -> bytes:
         bits = RANK_MAX - rank if self.mirrored and rank < ZERO else rank ^ ZERO
@@ -128,10 +128,10 @@ def number_order(key: Serde[Any]) -> NumberOrder | None:
 
 def key_spans(
     key: Serde[Any], low: bytes | None, high: bytes | None, *, store: str, reverse: bool = False
-) -> list[Span]:
+) -> list[KeySpan]:
     """Byte ranges of the keys from low to high by a serde, both included: see `NumberOrder.spans`."""
     order = number_order(key)
-    return [Span(low, high, reverse)] if order is None else order.spans(low, high, store=store, reverse=reverse)
+    return [KeySpan(low, high, reverse)] if order is None else order.spans(low, high, store=store, reverse=reverse)
 
 
 def raw_keys(key: Serde[Any]) -> Serde[bytes]:

@@ -15,7 +15,7 @@ from typing import TypeVar
 from standfast.store.buffer.rows import StoreIterator, StoreRows
 from standfast.store.results import Windowed
 from standfast.store.specs import K, SessionStore, V, WindowStore
-from standfast.store.types.key_ranges import Span, turned
+from standfast.store.types.key_ranges import KeySpan, turned
 from standfast.store.types.segments import family_name, is_live, parse_family, segment_id, segment_interval_ms
 from standfast.store.types.typed import FamilyRows, TypedStore
 
@@ -147,13 +147,13 @@ class SegmentedStore(TypedStore[S, K, V]):
         key_from: K | None,
         key_to: K | None,
         reverse: bool,
-        rows_of: Callable[[Span], Iterator[tuple[Windowed[K], V]]],
+        rows_of: Callable[[KeySpan], Iterator[tuple[Windowed[K], V]]],
     ) -> StoreIterator[tuple[Windowed[K], V]]:
         """Rows of the keys from key_from to key_to in order; `rows_of` gives those of a byte range, by key and time."""
         low = None if key_from is None else self._encode_key(key_from)
         high = None if key_to is None else self._encode_key(key_to)
         if self.numbers is None:
-            return self.rows.iterate(rows_of(Span(low, high, reverse)))
+            return self.rows.iterate(rows_of(KeySpan(low, high, reverse)))
         spans = self.numbers.spans(low, high, store=self.name, reverse=reverse)
         with self.rows.buffer.latch:  # both halves show the rows of one moment
             parts = [(rows_of(span), span.reverse != reverse) for span in spans]

@@ -19,7 +19,7 @@ from standfast.store.engine import Row
 from standfast.store.errors import InvalidRequest
 from standfast.store.results import Windowed
 from standfast.store.specs import K, SessionStore, V
-from standfast.store.types.key_ranges import Span
+from standfast.store.types.key_ranges import KeySpan
 from standfast.store.types.segmented import SegmentedStore
 from standfast.store.types.typed import NO_TIMESTAMP, OF_THE_LIBRARY, FamilyRows, LoggedRecord, LogicalRow
 
@@ -109,7 +109,7 @@ class SessionState(SegmentedStore[SessionStore, K, V]):
     def all(self, reverse: bool = False) -> StoreIterator[tuple[Windowed[K], V]]:
         """(Windowed, value) of every session within retention, in raw key order or in `reverse`."""
         first = max(0, self.segments.visible_from())
-        return self.rows.iterate(self._of_span(Span(None, None, reverse), first, TIME_MAX))
+        return self.rows.iterate(self._of_span(KeySpan(None, None, reverse), first, TIME_MAX))
 
     def get_row(self, row_key: bytes, end: int) -> bytes | None:
         """The stored row of a session, also of one that reads hide; for aggregations, which know its key bytes."""
@@ -169,7 +169,7 @@ class SessionState(SegmentedStore[SessionStore, K, V]):
             raise InvalidRequest(f"store {self.name!r}: a session cannot start at {start} and end earlier, at {end}")
         return session_key.pack(raw_key, start, end)
 
-    def _of_span(self, span: Span, first: int, latest_start: int) -> Iterator[tuple[Windowed[K], V]]:
+    def _of_span(self, span: KeySpan, first: int, latest_start: int) -> Iterator[tuple[Windowed[K], V]]:
         """Sessions of these keys with end >= first, by key and then by end; the scan begins with this call."""
         if span.empty:
             return iter(())

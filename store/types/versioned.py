@@ -24,7 +24,7 @@ from standfast.store.results import PUT_NOT_VALID, VALID_TO_UNDEFINED, Versioned
 from standfast.store.specs import K, V, VersionedStore
 from standfast.store.types.segments import versioned_segment_interval_ms
 from standfast.store.types.typed import OF_THE_LIBRARY, FamilyRows, LoggedRecord, LogicalRow, TypedStore
-from standfast.store.types.versioned_put import History, put_version
+from standfast.store.types.versioned_put import VersionHistory, put_version
 from standfast.store.types.versioned_row import (
     LATEST_PREFIX,
     SegmentRow,
@@ -92,8 +92,8 @@ def replay_key(
     return {row_key: row for row_key, row in space.rows.items() if row is not None and row_key >= dead_below}
 
 
-def _history_at(observed_ms: int, retention_ms: int, interval_ms: int) -> History:
-    return History(interval_ms, max(observed_ms - retention_ms, 0) // interval_ms, observed_ms // interval_ms)
+def _history_at(observed_ms: int, retention_ms: int, interval_ms: int) -> VersionHistory:
+    return VersionHistory(interval_ms, max(observed_ms - retention_ms, 0) // interval_ms, observed_ms // interval_ms)
 
 
 class _KeySpace:
@@ -270,5 +270,5 @@ class VersionedState(TypedStore[VersionedStore, K, V]):
         """Earliest time that a read reaches, and earliest timestamp that a put may have."""
         return self.rows.observed_ms - self.spec.history_retention_ms
 
-    def _history(self) -> History:
+    def _history(self) -> VersionHistory:
         return _history_at(self.rows.observed_ms, self.spec.history_retention_ms, self._interval_ms)

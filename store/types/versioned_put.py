@@ -30,7 +30,7 @@ class RowSpace(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class VersionHistory:
     """The kept part of history: segment ids first..last are live."""
 
     interval_ms: int
@@ -50,7 +50,7 @@ class History:
         return range(self.last, max(self.segment_of(timestamp), self.first) - 1, -1)
 
 
-def put_version(space: RowSpace, history: History, key: bytes, value: bytes | None, timestamp: int) -> int:
+def put_version(space: RowSpace, history: VersionHistory, key: bytes, value: bytes | None, timestamp: int) -> int:
     """Insert one version (None: a tombstone). Returns its valid_to, or PUT_NOT_VALID if it changes no kept history."""
     next_ts = VALID_TO_UNDEFINED
     raw_latest = space.get(latest_key(key))
@@ -82,7 +82,7 @@ def put_version(space: RowSpace, history: History, key: bytes, value: bytes | No
 
 
 def _file_ended(
-    space: RowSpace, history: History, key: bytes, value: bytes | None, valid_from: int, valid_to: int
+    space: RowSpace, history: VersionHistory, key: bytes, value: bytes | None, valid_from: int, valid_to: int
 ) -> None:
     """File a version that now ends at valid_to, unless valid_to is before the kept history."""
     segment = history.segment_of(valid_to)
@@ -99,7 +99,13 @@ def _file_ended(
 
 
 def _put_within(
-    space: RowSpace, history: History, segment: int, row: SegmentRow, key: bytes, value: bytes | None, timestamp: int
+    space: RowSpace,
+    history: VersionHistory,
+    segment: int,
+    row: SegmentRow,
+    key: bytes,
+    value: bytes | None,
+    timestamp: int,
 ) -> int:
     """Put a version that falls within min_ts <= timestamp < next_ts of one segment row."""
     index, ended, valid_from, valid_to = row.find(timestamp)
@@ -115,7 +121,7 @@ def _put_within(
     return valid_to
 
 
-def _put_latest(space: RowSpace, history: History, key: bytes, value: bytes | None, timestamp: int) -> int:
+def _put_latest(space: RowSpace, history: VersionHistory, key: bytes, value: bytes | None, timestamp: int) -> int:
     """Put a version that no later one follows. A tombstone has no latest row: its own time's segment remembers it."""
     if value is not None:
         space.put(latest_key(key), pack_latest(value, timestamp))
@@ -136,7 +142,7 @@ def _put_latest(space: RowSpace, history: History, key: bytes, value: bytes | No
 
 
 def _put_between(
-    space: RowSpace, history: History, key: bytes, value: bytes | None, timestamp: int, next_ts: int
+    space: RowSpace, history: VersionHistory, key: bytes, value: bytes | None, timestamp: int, next_ts: int
 ) -> int:
     """Put a version that ends at next_ts where no row spans it: it becomes the newest or oldest of its segment row."""
     segment = history.segment_of(next_ts)

@@ -20,7 +20,7 @@ from standfast.store.engine import Row
 from standfast.store.errors import InvalidRequest
 from standfast.store.results import ValueAndTimestamp, Windowed
 from standfast.store.specs import K, V, WindowStore
-from standfast.store.types.key_ranges import Span
+from standfast.store.types.key_ranges import KeySpan
 from standfast.store.types.segmented import SegmentedStore
 from standfast.store.types.typed import NO_TIMESTAMP, OF_THE_LIBRARY, FamilyRows, LoggedRecord, LogicalRow
 from standfast.store.value_timestamp import TIMESTAMP
@@ -125,7 +125,7 @@ class WindowState(SegmentedStore[WindowStore, K, V]):
     def fetch_all(self, time_from: int, time_to: int, *, reverse: bool = False) -> StoreIterator[tuple[Windowed[K], V]]:
         """(Windowed, value) of every key with time_from <= start <= time_to (ms), in raw key order or in `reverse`."""
         first, time_to = self._first(time_from), self._bound("time_to", time_to)
-        return self.rows.iterate(self._of_span(Span(None, None, reverse), first, time_to))
+        return self.rows.iterate(self._of_span(KeySpan(None, None, reverse), first, time_to))
 
     def all(self, reverse: bool = False) -> StoreIterator[tuple[Windowed[K], V]]:
         """(Windowed, value) of every row within retention, in raw key order and then by time, or in `reverse`."""
@@ -223,7 +223,7 @@ class WindowState(SegmentedStore[WindowStore, K, V]):
                 if first <= start <= last:
                     yield start, self._decode_value(row[self._skip :])
 
-    def _of_span(self, span: Span, first: int, last: int) -> Iterator[tuple[Windowed[K], V]]:
+    def _of_span(self, span: KeySpan, first: int, last: int) -> Iterator[tuple[Windowed[K], V]]:
         """Rows of these keys with first <= start <= last, by key and then by time; the scan begins with this call."""
         if first > last or span.empty:
             return iter(())

@@ -23,7 +23,7 @@ from standfast.stream.session.session import Session
 AGAIN_MS = 50  # within the shortest lease, since a session's rounds renew it
 
 
-class Declared(Protocol):
+class RoundsHost(Protocol):
     """An application, as its rounds need it."""
 
     name: str
@@ -34,7 +34,7 @@ class Declared(Protocol):
 class Rounds:
     """See the head of this file."""
 
-    def __init__(self, app: Declared, session: Session, make_loop: Callable[[], Loop]) -> None:
+    def __init__(self, app: RoundsHost, session: Session, make_loop: Callable[[], Loop]) -> None:
         self._app = app
         self._session = session
         note_former_deaths(session)  # before the loop's own words take their place

@@ -19,7 +19,7 @@ from standfast.store.clock import Clock
 from standfast.store.errors import InvalidRequest, StandfastError, WorkerFailed
 from standfast.store.log import as_event, logger
 from standfast.store.process.in_hand import DESERIALIZE
-from standfast.stream.deaths.deaths import DEATHS_MAX, Death, Place, find_deaths, forget_deaths, told_deaths
+from standfast.stream.deaths.deaths import DEATHS_MAX, Death, RecordPlace, find_deaths, forget_deaths, told_deaths
 from standfast.stream.session.session import Session
 from standfast.stream.task.task import Task
 from standfast.stream.topology.nodes import SubTopology
@@ -119,7 +119,7 @@ class Deadly:
             self._group = self._session.log.group(self._session.app)
         return self._group
 
-    def _told(self, task: Task, place: Place, deaths: list[Death]) -> str:
+    def _told(self, task: Task, place: RecordPlace, deaths: list[Death]) -> str:
         stack = next((one.stack for one in reversed(deaths) if one.stack), "")
         last = f"; stack of the last one:\n{stack}" if stack else ""
         return (
@@ -134,7 +134,7 @@ class Deadly:
         logger.error("%s", error, extra=as_event("task_given_up_for_deaths", task=task_id))
 
 
-def _policy(topology: SubTopology, place: Place, deaths: list[Death]) -> ErrorPolicy | None:
+def _policy(topology: SubTopology, place: RecordPlace, deaths: list[Death]) -> ErrorPolicy | None:
     """The policy that leaves the record out; None: it must not be."""
     own = [one for one in deaths if one.own]
     if len(own) < DEATHS_MAX:

@@ -53,7 +53,7 @@ class Death(Shape, frozen=True, forbid_unknown_fields=False):
         return f"{self.how} on instance {self.member}"
 
 
-class Place(NamedTuple):
+class RecordPlace(NamedTuple):
     """A record."""
 
     topic: str
@@ -65,13 +65,13 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class TaskDeaths:
     """The deaths of one task: by record, and the names of all notes that a commit has passed."""
 
-    places: Mapping[Place, list[Death]]
+    places: Mapping[RecordPlace, list[Death]]
     over: tuple[str, ...] = ()
 
-    def at_limit(self) -> dict[Place, list[Death]]:
+    def at_limit(self) -> dict[RecordPlace, list[Death]]:
         """The records that must not be processed again."""
         counted = {place: [one for one in deaths if one.counts] for place, deaths in self.places.items()}
         return {place: deaths for place, deaths in counted.items() if len(deaths) >= DEATHS_MAX}
@@ -104,13 +104,13 @@ def note_death(group: Group, death: Death) -> int:
     if committed is not None and committed.offset >= death.position:
         return 0
     group.note({(KIND, f"{death.task} {new_id('death', 12)}"): dump(death).decode()})
-    place = Place(death.topic, death.partition, death.offset)
+    place = RecordPlace(death.topic, death.partition, death.offset)
     return len(find_deaths(group.notes(), death.task, {}).places.get(place, ()))
 
 
-def find_deaths(notes: Notes, task: str, positions: Mapping[TopicPartition, int]) -> Found:
+def find_deaths(notes: Notes, task: str, positions: Mapping[TopicPartition, int]) -> TaskDeaths:
     """The deaths of a task whose next positions are these."""
-    places: dict[Place, list[Death]] = {}
+    places: dict[RecordPlace, list[Death]] = {}
     over = []
     for (kind, name), note in notes.items():
         if kind != KIND or name.partition(" ")[0] != task:
@@ -122,8 +122,8 @@ def find_deaths(notes: Notes, task: str, positions: Mapping[TopicPartition, int]
         if positions.get(TopicPartition(death.topic, death.partition), -1) >= death.position:
             over.append(name)
         else:
-            places.setdefault(Place(death.topic, death.partition, death.offset), []).append(death)
-    return Found(places, tuple(over))
+            places.setdefault(RecordPlace(death.topic, death.partition, death.offset), []).append(death)
+    return TaskDeaths(places, tuple(over))
 
 
 def all_deaths(group: Group) -> dict[str, Death]:

@@ -25,7 +25,7 @@ class WindowOptions(StepOptions, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closing:
+class WindowClosing:
     """When windows close, and what becomes of late records.
 
     emit            ON_WINDOW_UPDATE: each update; ON_WINDOW_CLOSE: each window once, when it closes

@@ -23,7 +23,7 @@ from standfast.store.errors import BadConfig
 from standfast.store.specs import KeyValueStore, SessionStore, StoreSpec, WindowStore
 from standfast.stream.dsl.aggregate import Aggregate
 from standfast.stream.dsl.aggregation import Add, Aggregation, Aggregator, Init, Merge, counter, reducer
-from standfast.stream.dsl.closing import Closing, WindowOptions
+from standfast.stream.dsl.closing import WindowClosing, WindowOptions
 from standfast.stream.dsl.fluent import Stream, Table, named_step, store_of_kind
 from standfast.stream.dsl.session_aggregate import SessionAggregate
 from standfast.stream.dsl.sliding_aggregate import SlidingAggregate
@@ -92,7 +92,7 @@ class GroupedStream:
 
 
 @checked(BadConfig, "__init__", exact=("count", "reduce", "aggregate"))
-@spelled_out({WindowOptions: Closing})
+@spelled_out({WindowOptions: WindowClosing})
 @dataclass(frozen=True, slots=True)
 class WindowedStream:
     """A stream grouped by key and window. Keys of results are `Windowed(key, start, end)`."""
@@ -162,9 +162,9 @@ def _processor_for(windows: AnyWindows) -> type[ClosingAggregation[Any]]:
     return SlidingAggregate if isinstance(windows, SlidingWindows) else WindowedAggregate
 
 
-def _split(options: WindowOptions) -> tuple[Closing, StepOptions]:
+def _split(options: WindowOptions) -> tuple[WindowClosing, StepOptions]:
     """The settings of the windows, and those of any step."""
-    closing = Closing(
+    closing = WindowClosing(
         emit=options.get("emit", ON_WINDOW_UPDATE),
         close_after_ms=options.get("close_after_ms"),
         late=options.get("late"),

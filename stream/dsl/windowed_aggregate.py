@@ -33,7 +33,7 @@ from standfast.store.results import Windowed
 from standfast.store.value_timestamp import TIMESTAMP, VALUE
 from standfast.store.window_key import end_of
 from standfast.stream.dsl.aggregation import Aggregation, Aggregator
-from standfast.stream.dsl.closing import Closing
+from standfast.stream.dsl.closing import WindowClosing
 from standfast.stream.dsl.final_results import FinalResults, closed_key
 from standfast.stream.emit import ON_WINDOW_CLOSE, ON_WINDOW_UPDATE
 from standfast.stream.open_windows import Entry
@@ -55,7 +55,7 @@ A = TypeVar("A", bound=TumblingWindows | HoppingWindows | UnlimitedWindows)
 Known: TypeAlias = tuple[int, bytes, str | None, int]
 
 
-def numbers_of(store: str, closing: Closing) -> list[str]:
+def numbers_of(store: str, closing: WindowClosing) -> list[str]:
     """Names of the progress numbers that a windowed aggregation may keep."""
     keys = [f"time:{store}", f"close:{store}"]
     return keys if closing.emit is ON_WINDOW_UPDATE else [*keys, closed_key(store)]
@@ -64,7 +64,7 @@ def numbers_of(store: str, closing: Closing) -> list[str]:
 class ClosingAggregation(Aggregation, Generic[W]):
     """An aggregation whose windows close as its close time moves on: by records, watermarks or silence."""
 
-    def __init__(self, store: str, aggregator: Aggregator, windows: W, closing: Closing) -> None:
+    def __init__(self, store: str, aggregator: Aggregator, windows: W, closing: WindowClosing) -> None:
         super().__init__(store, aggregator)
         self.windows: W = windows
         self.closing = closing

@@ -30,7 +30,7 @@ from standfast.store.outside import random_number
 from standfast.store.process.interrupts import Flag
 from standfast.store.process.threads import THREADS, Running, Threads
 from standfast.store.timestamps import duration_text
-from standfast.stream.topology.calls import CALL, Call, CallStep
+from standfast.stream.topology.calls import CALL, AsyncCall, CallStep
 
 if TYPE_CHECKING:
     import asyncio
@@ -62,11 +62,11 @@ class CallLoop:
 
     # --- for tasks ---
 
-    def begin(self, calls: Sequence[Call]) -> None:
+    def begin(self, calls: Sequence[AsyncCall]) -> None:
         """Begin calls; each is ended once, whatever happens to it."""
         self._started().call_soon_threadsafe(self._create, tuple(calls))
 
-    def cancel(self, calls: Sequence[Call]) -> None:
+    def cancel(self, calls: Sequence[AsyncCall]) -> None:
         """Cancel calls that were begun: each ends soon, at the latest CANCEL_MS later."""
         loop = self._loop
         if loop is not None:
@@ -217,7 +217,7 @@ class CallLoop:
     def _answer(self) -> None:
         self._beaten_ms, self._beat_ms = self.clock.monotonic_ms(), 0
 
-    def _create(self, calls: Sequence[Call]) -> None:
+    def _create(self, calls: Sequence[AsyncCall]) -> None:
         for call in calls:
             call.step.pending.append(call)
         for step in {call.step for call in calls}:
@@ -231,7 +231,7 @@ class CallLoop:
                 step.running += 1
                 call.running = asyncio.get_running_loop().create_task(self._carry_out(call))
 
-    async def _carry_out(self, call: Call) -> None:
+    async def _carry_out(self, call: AsyncCall) -> None:
         """Run a call to its end. Raises nothing: the task's thread finds the error in the call."""
         CALL.set(call)
         call.began_ns = measured_ns()
@@ -246,13 +246,13 @@ class CallLoop:
         self._end(call)
         self._fill(call.step)
 
-    def _end(self, call: Call) -> None:
+    def _end(self, call: AsyncCall) -> None:
         call.ended_ns = measured_ns()
         call.ended = True
         call.step.ended(call)
         self._arrived.set()
 
-    def _cancel(self, calls: Sequence[Call]) -> None:
+    def _cancel(self, calls: Sequence[AsyncCall]) -> None:
         for call in calls:
             if call.running is not None:
                 call.running.cancel()
@@ -282,7 +282,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-async def _attempts(call: Call) -> None:
+async def _attempts(call: AsyncCall) -> None:
     settings = call.step.settings
     while True:
         call.attempts += 1
@@ -298,7 +298,7 @@ async def _attempts(call: Call) -> None:
         await asyncio.sleep(settings.pause_ms(call.attempts, random_number("retry")) / 1_000)
 
 
-async def _attempt(call: Call) -> BaseException | None:
+async def _attempt(call: AsyncCall) -> BaseException | None:
     """One attempt; its error, None if it went well."""
     process: Any = call.step.processor.process
     attempt = asyncio.ensure_future(_guarded(process(call.record)))
@@ -326,7 +326,7 @@ class _TimedOut(TimeoutError):
 _TimedOut.__name__ = _TimedOut.__qualname__ = "TimeoutError"
 
 
-async def _end_attempt(call: Call, attempt: asyncio.Future[BaseException | None]) -> None:
+async def _end_attempt(call: AsyncCall, attempt: asyncio.Future[BaseException | None]) -> None:
     """Cancel an attempt and wait for its end. Raises InvalidRequest if it ignores its cancellation."""
     attempt.cancel()
     await asyncio.wait({attempt}, timeout=CANCEL_MS / 1_000)

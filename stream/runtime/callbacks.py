@@ -16,23 +16,23 @@ from standfast.replication.progress import LOOP, LeaseProgress
 from standfast.store.errors import InvalidRequest
 from standfast.store.process.in_hand import INPUT
 from standfast.stream.punctuation import Callback, PunctuationQueue, PunctuationType
-from standfast.stream.runtime.guard import Guard
+from standfast.stream.runtime.guard import TaskGuard
 from standfast.stream.runtime.skipped import Skipped
 from standfast.stream.task.task import Task
 from standfast.stream.timer import EVENT_TIME, Timer
 from standfast.stream.topology.nodes import ProcessorNode, SubTopology
-from standfast.stream.topology.processor import InHand, Processor
+from standfast.stream.topology.processor import CurrentRecord, Processor
 
 
-class Callbacks:
+class CallbackRunner:
     """Calls the callbacks of one task. `shared`: words that other processes read."""
 
     def __init__(
         self,
         task: Task,
         topology: SubTopology,
-        in_hand: InHand,
-        guard: Guard,
+        in_hand: CurrentRecord,
+        guard: TaskGuard,
         left_out: Skipped,
         shared: tuple[LeaseProgress, MutableSequence[int]],
         wall_ms: Callable[[], int],

@@ -32,7 +32,7 @@ Ended = Callable[[bool], None]
 
 
 @dataclass(slots=True)
-class Flight:
+class PendingCommit:
     """One commit under way. `ended` gets whether it wrote something."""
 
     steps: Steps[bool]
@@ -48,7 +48,7 @@ class Commits:
         self._clock = clock
         self._pace = pace
         self._remote = remote
-        self._flights: dict[TaskId, Flight] = {}
+        self._flights: dict[TaskId, PendingCommit] = {}
         self._threads = threads
         self._pool: Executor | None = None
 
@@ -73,7 +73,7 @@ class Commits:
         except StopIteration as end:
             ended(end.value)  # nothing to commit
             return
-        self._flights[task_id] = Flight(steps, self._submit(call), self._clock.monotonic_ms(), ended)
+        self._flights[task_id] = PendingCommit(steps, self._submit(call), self._clock.monotonic_ms(), ended)
 
     def returned(self) -> list[TaskId]:
         """The tasks whose call has returned, so that `go_on` does not wait."""

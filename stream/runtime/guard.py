@@ -24,7 +24,7 @@ T = TypeVar("T")
 _FAILS = "standfast_fails_the_task"
 
 
-class Guard:
+class TaskGuard:
     """The attempts of one task, and its counts of skipped records and results."""
 
     def __init__(self, task: Task, drops: Drops) -> None:

@@ -15,7 +15,7 @@ from functools import partial
 from standfast.store.clock import Clock
 from standfast.stream.record import Record
 from standfast.stream.runtime.event_time import EventTime
-from standfast.stream.runtime.guard import Guard
+from standfast.stream.runtime.guard import TaskGuard
 from standfast.stream.runtime.inputs import Input
 from standfast.stream.runtime.skipped import Skipped
 from standfast.stream.topology.processor import Forward
@@ -28,7 +28,7 @@ class RecordWork:
     """The work around the records of one task. `in_turn` does work now, or behind the calls in flight."""
 
     def __init__(
-        self, guard: Guard, left_out: Skipped, clock: Clock, event_time: EventTime | None, in_turn: InTurn
+        self, guard: TaskGuard, left_out: Skipped, clock: Clock, event_time: EventTime | None, in_turn: InTurn
     ) -> None:
         self._guard = guard
         self._left_out = left_out

@@ -46,9 +46,9 @@ from standfast.stream.punctuation import (
 )
 from standfast.stream.record import Record
 from standfast.stream.runtime.call_loop import CANCEL_MS, START_MAX_MS, CallLoop
-from standfast.stream.runtime.callbacks import Callbacks
+from standfast.stream.runtime.callbacks import CallbackRunner
 from standfast.stream.runtime.event_time import EventTime, send_signal
-from standfast.stream.runtime.guard import Guard
+from standfast.stream.runtime.guard import TaskGuard
 from standfast.stream.runtime.inputs import NEVER, Input, NamedInput, OwnInput, choose
 from standfast.stream.runtime.passing_time import PassingTime
 from standfast.stream.runtime.record_work import RecordWork
@@ -61,10 +61,10 @@ from standfast.stream.steps import Steps, run_steps
 from standfast.stream.stream_time import Policy, TaskStreamTime
 from standfast.stream.task.task import Task
 from standfast.stream.timer import EVENT_TIME, PROCESSING_TIME, TimerKind
-from standfast.stream.topology.calls import AsyncContext, Call
+from standfast.stream.topology.calls import AsyncCall, AsyncContext
 from standfast.stream.topology.drops import Drops
 from standfast.stream.topology.nodes import SubTopology
-from standfast.stream.topology.processor import Context, Forward, InHand, Processor
+from standfast.stream.topology.processor import Context, CurrentRecord, Forward, Processor
 from standfast.stream.topology.wiring import wire
 from standfast.stream.trace import Inject, Tracing
 
@@ -103,7 +103,7 @@ class TaskRunner:
         self.partitions = tuple(at for at in positions if at.topic not in own)  # those of topics, which are fetched
         self._name = str(task.id)
         self.topology = topology
-        self.in_hand = InHand()
+        self.in_hand = CurrentRecord()
         self.failed_at: str | None = None  # the source offset of the failed record
         self.failed_behind = False  # in work without a record in hand, such as a timer, which an on_error covers too
         self._settings = settings
@@ -114,11 +114,11 @@ class TaskRunner:
         self._thread = threading.get_ident()
         self._inside = False  # whether a processor is running
         self._begun = 0  # processors whose init was called
-        self._guard = Guard(task, settings.drops)
+        self._guard = TaskGuard(task, settings.drops)
         self._left_out = Skipped(task, self._guard, self.in_hand, settings.partitions_of)
         self._unreadable = self._left_out.failed if self._tracing is None else self._traced_unreadable
         callbacks_of = (task, topology, self.in_hand, self._guard, self._left_out)
-        self._callbacks = Callbacks(*callbacks_of, settings.shared, self.wall_ms)
+        self._callbacks = CallbackRunner(*callbacks_of, settings.shared, self.wall_ms)
         self._calls: TaskCalls | None = None  # where a step is asynchronous
         self._draining = False  # a commit waits for the results of all calls
         self._held: deque[Callable[[], object]] = deque()  # work that must not overtake the calls in flight
@@ -659,7 +659,7 @@ class TaskRunner:
         # Results in flight are records on their way: no silence.
         return None if self.in_flight else self.input_ends()
 
-    def _name_call(self, call: Call | None, error: BaseException) -> None:
+    def _name_call(self, call: AsyncCall | None, error: BaseException) -> None:
         if call is None:
             return
         error.add_note(f"in the call, or behind it, of {call}")

@@ -29,12 +29,12 @@ from standfast.store.serde import Part, Serde, beyond_record
 from standfast.store.timestamps import writable
 from standfast.stream.outgoing import value_room
 from standfast.stream.record import Record
-from standfast.stream.runtime.guard import Guard
+from standfast.stream.runtime.guard import TaskGuard
 from standfast.stream.runtime.inputs import Input, RecordFailed
 from standfast.stream.task.task import Task
 from standfast.stream.topology.nodes import Serdes
 from standfast.stream.topology.policy import ErrorPolicy
-from standfast.stream.topology.processor import InHand
+from standfast.stream.topology.processor import CurrentRecord
 
 DEAD_LETTER_PREFIX = "__streams.errors."
 TEXT_MAX_BYTES = 4_096  # of a message or a stack trace, where the whole text would be too large for the log
@@ -43,7 +43,7 @@ TEXT_MAX_BYTES = 4_096  # of a message or a stack trace, where the whole text wo
 class Skipped:
     """The skipped records and results of one task."""
 
-    def __init__(self, task: Task, guard: Guard, in_hand: InHand, partitions_of: Mapping[str, int]) -> None:
+    def __init__(self, task: Task, guard: TaskGuard, in_hand: CurrentRecord, partitions_of: Mapping[str, int]) -> None:
         self._task = task
         self._guard = guard
         self._in_hand = in_hand

@@ -4,7 +4,7 @@
             ──> giver(node)    results of a table, one by one: a result that fails further down is left out
     result of a stored row that its serde cannot read, call of an asynchronous step that failed for good ──> left out
 
-Rules of this file: one thread, that of the task. `Guard` undoes, `Skipped` counts and writes; here is who does when.
+Rules of this file: one thread, that of the task. `TaskGuard` undoes, `Skipped` counts and writes; this file says when.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from standfast.store.errors import Corruption, InternalError
 from standfast.store.process.in_hand import STEP
 from standfast.stream.deaths.exits import failure_of
 from standfast.stream.record import Record
-from standfast.stream.runtime.guard import Guard, can_skip, failing
+from standfast.stream.runtime.guard import TaskGuard, can_skip, failing
 from standfast.stream.runtime.skipped import Skipped
-from standfast.stream.topology.calls import Call
+from standfast.stream.topology.calls import AsyncCall
 from standfast.stream.topology.nodes import ProcessorNode, Serdes, SinkNode, SubTopology
 from standfast.stream.topology.policy import ErrorPolicy
 from standfast.stream.topology.processor import Forward
@@ -28,7 +28,7 @@ from standfast.stream.topology.processor import Forward
 class StepPolicies:
     """The policies of one task. `words` name the step that has the record, for other processes."""
 
-    def __init__(self, topology: SubTopology, guard: Guard, left_out: Skipped, words: MutableSequence[int]) -> None:
+    def __init__(self, topology: SubTopology, guard: TaskGuard, left_out: Skipped, words: MutableSequence[int]) -> None:
         self.steps: list[str] = []  # those with a policy of their own, by their numbers
         self._topology = topology
         self._guard = guard
@@ -70,7 +70,7 @@ class StepPolicies:
             self._left_out.callback_failed(policy, node, "result of a stored row", "result", error)
             return None
 
-    def call_failed(self, call: Call) -> None:
+    def call_failed(self, call: AsyncCall) -> None:
         """Skip the record of a call that failed for good, as its policy says, or raise the error."""
         error = failure_of(call.error or InternalError(f"{call}: it was cancelled while its task runs"))
         policy = self._topology.policy_at(call.step.name)

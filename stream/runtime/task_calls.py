@@ -29,8 +29,8 @@ from standfast.store.timestamps import duration_text
 from standfast.stream.record import Record
 from standfast.stream.runtime.call_loop import CANCEL_MS, CallLoop
 from standfast.stream.task.task import Task
-from standfast.stream.topology.calls import AsyncContext, Call, Calls, CallStep, Origin
-from standfast.stream.topology.processor import Forward, InHand, Processor
+from standfast.stream.topology.calls import AsyncCall, AsyncContext, Calls, CallStep, Origin
+from standfast.stream.topology.processor import CurrentRecord, Forward, Processor
 
 WAIT_MS = 50  # between two steps of the loop's progress, while a task waits for its calls
 SPARE_MS = 1_000  # beyond CANCEL_MS, for an event loop that is busy
@@ -53,7 +53,7 @@ class _Queue:
     def __init__(self, step: CallStep, context: AsyncContext) -> None:
         self.step = step
         self.context = context
-        self.calls: deque[Call] = deque()
+        self.calls: deque[AsyncCall] = deque()
         self.begun = 0  # of the calls that are in it
         self.room = 2 * step.settings.parallel
 
@@ -61,16 +61,16 @@ class _Queue:
 class TaskCalls:
     """The calls of one task. `failed` handles a call that failed for good, or raises its error."""
 
-    def __init__(self, task: Task, hand: InHand, loop: CallLoop, failed: Callable[[Call], None]) -> None:
+    def __init__(self, task: Task, hand: CurrentRecord, loop: CallLoop, failed: Callable[[AsyncCall], None]) -> None:
         self.in_flight = 0  # calls whose results have not been passed on, those not begun included
         self.made = 0  # ever, to find those of a record that is rolled back
-        self.passing: Call | None = None  # the call whose results are being passed on, or that has just failed
+        self.passing: AsyncCall | None = None  # the call whose results are being passed on, or that has just failed
         self._task = task
         self._hand = hand
         self._loop = loop
         self._failed = failed
         self._queues: list[_Queue] = []  # children first, as they are wired
-        self._back: deque[Call] = deque()  # ended calls, from the event loop's thread
+        self._back: deque[AsyncCall] = deque()  # ended calls, from the event loop's thread
         self._closed = False
 
     def add_step(self, name: str, processor: Processor, context: AsyncContext) -> Forward:
@@ -99,7 +99,7 @@ class TaskCalls:
 
     def begin(self) -> None:
         """Begin calls, up to each step's bound."""
-        ready: list[Call] = []
+        ready: list[AsyncCall] = []
         for queue in self._queues:
             if queue.begun < min(queue.room, len(queue.calls)):
                 first, queue.begun = queue.begun, min(queue.room, len(queue.calls))
@@ -175,11 +175,11 @@ class TaskCalls:
     def _make(self, queue: _Queue, record: Record) -> None:
         hand = self._hand
         origin = Origin(hand.topic, hand.partition, hand.offset, hand.headers, self._task.record_timestamp)
-        queue.calls.append(Call(self.made, queue.step, record, origin))
+        queue.calls.append(AsyncCall(self.made, queue.step, record, origin))
         self.made += 1
         self.in_flight += 1
 
-    def _ended(self, call: Call) -> None:
+    def _ended(self, call: AsyncCall) -> None:
         """On the event loop's thread: a deque takes this without a lock."""
         self._back.append(call)
 
@@ -194,7 +194,7 @@ class TaskCalls:
             counters.call_timeouts[name] += call.timeouts
             counters.call_seconds[(name,)].observe((call.ended_ns - call.began_ns) * SECONDS_PER_NS)
 
-    def _pass(self, queue: _Queue, call: Call) -> None:
+    def _pass(self, queue: _Queue, call: AsyncCall) -> None:
         hand, origin, task = self._hand, call.hand, self._task
         self.passing = call
         hand.topic, hand.partition, hand.offset, hand.headers = origin[:4]

@@ -39,7 +39,7 @@ Offsets = Mapping[tuple[str, int], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class ConsumerHost:
     """The parts of the session that the external consumer needs.
 
     task_of      the task that reads a source partition
@@ -60,7 +60,7 @@ class Host:
     wait_ready: Callable[[float], None]
 
 
-class Given(Protocol):
+class ClientMessage(Protocol):
     """A message of the Kafka client: a record, or an error."""
 
     def error(self) -> Any: ...
@@ -71,7 +71,7 @@ class Given(Protocol):
 class ExternalConsumer:
     """One external consumer beside one session."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ConsumerHost) -> None:
         self._host = host
         self._gate = SourceGate()
         self._mutex = threading.Lock()  # of the gate; never held during a call to the consumer or the session
@@ -101,11 +101,11 @@ class ExternalConsumer:
         with self._mutex:
             return self._gate.is_read(task)
 
-    def partition_of(self, named: int | TaskId | Given) -> TaskId:
+    def partition_of(self, named: int | TaskId | ClientMessage) -> TaskId:
         """A task by its partition, its id, or a message of a partition that it reads. Raises the error of a message."""
         if not callable(getattr(named, "error", None)):
             return named if isinstance(named, TaskId) else TaskId(0, cast(int, named))
-        message = cast(Given, named)
+        message = cast(ClientMessage, named)
         if message.error() is not None:
             # Here, so that a session on the embedded log never loads the Kafka client.
             from standfast.replication.kafka.consumer import error_given

@@ -21,10 +21,10 @@ from standfast.replication.listeners import PROMOTED
 from standfast.replication.log import LogWriter
 from standfast.replication.offsets import TaskId
 from standfast.replication.pauses import Left
-from standfast.replication.placement.model import Settings
+from standfast.replication.placement.model import PlacementSettings
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.progress import WORK
-from standfast.replication.takeover import MemberPlan, Traits
+from standfast.replication.takeover import MemberPlan, MemberTraits
 from standfast.restore.foreign_offsets import FOREIGN_OFFSETS
 from standfast.restore.plan import CORRUPT, RESUME
 from standfast.store.clock import Clock
@@ -102,14 +102,14 @@ class Instance:
         self.follower: GroupFollower | None = None
         if settings.placement == "group":
             self.follower = GroupFollower(self, settings.standby_replicas, learn_partitions)
-        self._traits = Traits(1, settings.tags, program_of(opener.groups), settings.max_tasks)
+        self._traits = MemberTraits(1, settings.tags, program_of(opener.groups), settings.max_tasks)
         self.managed: ManagedPlacement | None = None
         if placement_topic is not None:
             self.managed = ManagedPlacement(
                 self,
                 LocalPart(self, clock),
                 placement_topic,
-                Settings(
+                PlacementSettings(
                     settings.standby_replicas,
                     settings.warmups_max,
                     settings.acceptable_lag,

@@ -4,7 +4,7 @@
              active tasks that come: opened once they are free, several at a time
              copies: opened and closed for a bounded time a round, after the active tasks
 
-Rules of this file: driven under the session's lock, as `managed.py`, whose `Part` it is.
+Rules of this file: driven under the session's lock, as `managed.py`, whose `InstancePart` it is.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COPIES_MS, CALM_COPIES_MS = 150, 1_000  # of opening and closing copies in one r
 LEAVE_PART = 50  # of more tasks than this, a fiftieth leaves at once: 1,000 are gone in 18 s, not in 100
 
 
-class Facts(NamedTuple):
+class InstanceFacts(NamedTuple):
     """The tasks of an instance: `running` and `restoring` are active; `lags` are the records that each copy lacks.
 
     `since`: from when on the running ones run, in monotonic milliseconds; `left`: tasks that were given up in order.
@@ -44,14 +44,14 @@ class Facts(NamedTuple):
     no_room: str = ""
 
 
-class Part(Protocol):
+class InstancePart(Protocol):
     """The tasks of one instance, as placement gives and takes them."""
 
     def follow(self, active: frozenset[TaskId], standby: frozenset[TaskId], is_free: Callable[[TaskId], bool]) -> None:
         """Hold these tasks and no others. An active task is opened once it `is_free`: no other instance runs it."""
         ...
 
-    def facts(self) -> Facts:
+    def facts(self) -> InstanceFacts:
         """The tasks that are held now."""
         ...
 
@@ -81,7 +81,7 @@ class LocalPart:
         self._opened_ms = -ACTIVES_FIRST_MS
 
     def follow(self, active: frozenset[TaskId], standby: frozenset[TaskId], is_free: Callable[[TaskId], bool]) -> None:
-        """As in `Part`."""
+        """As in `InstancePart`."""
         instance = self._instance
         waiting, surplus, closes = [], [], False
         for task_id, task in list(instance.tasks.items()):
@@ -141,8 +141,8 @@ class LocalPart:
             self._instance.follow_now()
         return late
 
-    def facts(self) -> Facts:
-        """As in `Part`."""
+    def facts(self) -> InstanceFacts:
+        """As in `InstancePart`."""
         tasks = dict(self._instance.tasks)
         active = frozenset(
             one for one, task in tasks.items()
@@ -157,20 +157,20 @@ class LocalPart:
         gone = {**self._instance.left, **self._given.left}
         left = {one: left for one, left in gone.items() if one not in active}
         no_room = self._instance.readiness.room.reported
-        return Facts(running, active - running, lags, since, left, no_room=no_room)
+        return InstanceFacts(running, active - running, lags, since, left, no_room=no_room)
 
     def held(self) -> Collection[TaskId]:
-        """As in `Part`."""
+        """As in `InstancePart`."""
         return self._instance.tasks.keys()
 
     def give_way(self, owners: Mapping[TaskId, str]) -> None:
-        """As in `Part`."""
+        """As in `InstancePart`."""
         # Not those that it has given up: their new owner comes before they are closed here.
         theirs = {task_id: owner for task_id, owner in owners.items() if task_id not in self._given}
         self._instance.writers.give_way(self._instance.tasks, theirs)
 
     def give_up(self) -> bool:
-        """As in `Part`."""
+        """As in `InstancePart`."""
         return not self._shares and self._given.add_all(self._instance.tasks.values())
 
     def _close(self, task_id: TaskId) -> None:

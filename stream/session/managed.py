@@ -12,7 +12,7 @@ Until it has given a task up, the owner serves it; the log fences an owner that 
 (`<app>-leader`) and ends with the leader's lease; an instance that joins never takes it. A leader that does not look,
 while a decision waits, loses the lead to an instance that does (`replication/placement/busy_lead.py`).
 
-`Part` (`local_part.py`) brings the instance's tasks about: `LocalPart` opens and closes them in this process. A
+`InstancePart` (`local_part.py`) brings the instance's tasks about: `LocalPart` opens and closes them in this process. A
 supervisor of worker processes has one that gives orders to them (`standfast.stream.workers`), which each carries out
 by a `LocalPart`.
 
@@ -31,7 +31,16 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.pauses import FAILOVER, PLANNED, Deaths, Pause, PauseWatch, newest
 from standfast.replication.placement.busy_lead import BusyLead, is_busy
 from standfast.replication.placement.checkpoint import Order, PartReport
-from standfast.replication.placement.model import Assignment, Away, Copy, CopyState, Member, Round, Settings, View
+from standfast.replication.placement.model import (
+    Assignment,
+    Away,
+    Copy,
+    CopyState,
+    PlacedMember,
+    PlacementSettings,
+    Round,
+    View,
+)
 from standfast.replication.placement.no_room import Shortages
 from standfast.replication.placement.place import is_changed, place
 from standfast.replication.placement.program_choice import Members, Programs
@@ -40,12 +49,12 @@ from standfast.replication.placement.seen import PlacementSnapshot
 from standfast.replication.placement.start_wait import StartWait
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.programs import Shapes
-from standfast.replication.takeover import Traits, plans
+from standfast.replication.takeover import MemberTraits, plans
 from standfast.store.clock import boot_id
 from standfast.store.errors import Fenced, StandfastError
 from standfast.store.log import as_event, logger
 from standfast.store.timestamps import duration_text
-from standfast.stream.session.local_part import Part
+from standfast.stream.session.local_part import InstancePart
 from standfast.stream.session.membership import Membership
 from standfast.stream.session.writers import Writers
 from standfast.stream.snapshots.coordinator import Coordinator, Lead
@@ -60,7 +69,7 @@ WAITS_CHARS = 2_000
 PartOf: TypeAlias = tuple[Assignment, frozenset[TaskId], frozenset[TaskId]]  # active tasks and copies of an instance
 
 
-class Placed(Protocol):
+class PlacementHost(Protocol):
     """An instance, as its placement needs it. `shared`: all tasks of the application."""
 
     app: str
@@ -96,11 +105,11 @@ class ManagedPlacement:
 
     def __init__(
         self,
-        instance: Placed,
-        tasks: Part,
+        instance: PlacementHost,
+        tasks: InstancePart,
         topic: PlacementTopic,
-        settings: Settings,
-        traits: Traits,
+        settings: PlacementSettings,
+        traits: MemberTraits,
         stateless: frozenset[int],
         on_disk: RowsOnDisk,
         *,
@@ -312,7 +321,7 @@ class ManagedPlacement:
                 extra=as_event("lead_lost", app=self._instance.app),
             )
 
-    def _waits(self, traits: Traits | None, leader: str) -> bool:
+    def _waits(self, traits: MemberTraits | None, leader: str) -> bool:
         """Whether a former leader started again with another program: it waits for this one, under the id that led."""
         if traits is None or traits.program == self._programs.program:
             return False
@@ -649,12 +658,12 @@ def _stopped(report: Report | None) -> bool:
 
 def _member(
     name: str,
-    traits: Traits,
+    traits: MemberTraits,
     report: Report | None,
     warmups: Mapping[TaskId, str],
     no_room_ms: int | None,
     busy: Busy,
-) -> Member:
+) -> PlacedMember:
     """A live instance, as placement sees it."""
     copies: dict[TaskId, Copy] = {}
     if report is not None:
@@ -664,7 +673,7 @@ def _member(
             copies[task_id] = Copy(state, lag, None, busy.of_worker(report.worker_of(task_id)) if busy.numbers else 0)
         copies.update(dict.fromkeys(report.restoring, Copy(CopyState.RESTORING)))
         copies.update(dict.fromkeys(report.running, Copy(CopyState.RUNNING, 0)))
-    return Member(
+    return PlacedMember(
         name,
         traits.slots,
         traits.tags.get("rack"),

@@ -44,7 +44,7 @@ from standfast.stream.session import changelog_heads
 from standfast.stream.session.background import Background, Repeated
 from standfast.stream.session.changelog_heads import ChangelogHeads
 from standfast.stream.session.composition import make_instance
-from standfast.stream.session.external_consumer import ExternalConsumer, Given, Host
+from standfast.stream.session.external_consumer import ClientMessage, ConsumerHost, ExternalConsumer
 from standfast.stream.session.instance import Instance
 from standfast.stream.session.lease import LeaseKeeper, renewed_here
 from standfast.stream.session.membership import Membership, own_directory
@@ -203,7 +203,8 @@ class Session(Elsewhere, Closing):
             if leased and not background:
                 self._background.repeat(LEASE_THREAD, self._keeper.interval_ms, self._keeper.renew)
             tasks = (self._task_of, self._adopt, self._give_up, self._opened, self.wait_ready)
-            self.external_consumer = ExternalConsumer(Host(self.app, self.log.address, self.clock, self._group, *tasks))
+            host = ConsumerHost(self.app, self.log.address, self.clock, self._group, *tasks)
+            self.external_consumer = ExternalConsumer(host)
             # From here on `close` releases everything that the steps of `_undo_open` did, and the log too.
             undo.pop_all()
             undo.callback(self.close)
@@ -436,7 +437,7 @@ class Session(Elsewhere, Closing):
         """Whether a task must still be restored, opened or assigned before the session is ready."""
         return bool(self._instance.readiness.gate.missing() or self._instance.absent() or self._instance.unplaced())
 
-    def task(self, partition: int | TaskId | Given) -> Task:
+    def task(self, partition: int | TaskId | ClientMessage) -> Task:
         """The active task of a partition of group 0, of a task id, or of a message of the external consumer.
 
         NotReady while the gate is shut, Fenced if another instance took it over, InvalidRequest if it was never

@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from standfast.restore.snapshot.catalogue import read_all
 from standfast.restore.snapshot.names import TASKS, SnapshotName, name_of_key
 from standfast.restore.snapshot.opening import open_storage
-from standfast.restore.snapshot.planning import Kept, Retention
+from standfast.restore.snapshot.planning import ListedSnapshot, Retention
 from standfast.restore.snapshot.policy import SnapshotPolicy
 from standfast.store.clock import Clock
 from standfast.store.errors import Corruption, StandfastError, Unavailable
@@ -131,7 +131,7 @@ class StorageCare(ABC):
             self._note_error(LISTING, error)
             return
         self._listed = {name: one for name, one in self._listed.items() if name in wanted}
-        self._listed |= {name: _stored(one) for name, one in new.items() if isinstance(one, Kept)}
+        self._listed |= {name: _stored(one) for name, one in new.items() if isinstance(one, ListedSnapshot)}
         self._counts.stored = tuple(one for _, one in sorted(self._listed.items(), reverse=True))
         self._counts.listed_ms = self._clock.wall_ms()
         # A manifest that cannot be read is tried again with the next listing.
@@ -173,6 +173,6 @@ class StorageCare(ABC):
             logger.warning("%s: %s", self.storage.where, why, extra=as_event("snapshots_unpruned"))
 
 
-def _stored(kept: Kept) -> StoredSnapshot:
+def _stored(kept: ListedSnapshot) -> StoredSnapshot:
     one = kept.snapshot
     return StoredSnapshot(str(one.name), one.task, one.epoch, one.position, one.bytes, len(one.files), kept.modified_ms)

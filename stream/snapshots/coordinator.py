@@ -29,7 +29,7 @@ from standfast.stream.snapshot_counts import ABANDONED, COMPLETE, SnapshotCounts
 from standfast.stream.snapshots.care import StorageCare
 
 if TYPE_CHECKING:
-    from standfast.restore.snapshot.checkpoints import Outcome
+    from standfast.restore.snapshot.checkpoints import CheckpointOutcome
 
 AGAIN_MS = 60_000  # after a checkpoint that was abandoned, unless the schedule comes first
 SOON_MS = 2_000  # after one that instances have ended which came or went
@@ -79,8 +79,8 @@ class Coordinator:
         self._instance = instance
         self._counts = counts
         self._round: CheckpointRound | None = None
-        self._job: Future[Outcome | int] | None = None
-        self._then: Callable[[PlacementTopic, Future[Outcome | int], int], None] | None = None
+        self._job: Future[CheckpointOutcome | int] | None = None
+        self._then: Callable[[PlacementTopic, Future[CheckpointOutcome | int], int], None] | None = None
         self._leads = False
         self._due_ms: int | None = None
         self._handled = ""  # the last request that was answered, or passed over
@@ -145,7 +145,9 @@ class Coordinator:
     def _every_ms(self) -> int | None:
         return None if self.keeper is None else self.keeper.policy.checkpoint_every_ms
 
-    def _former_ended(self, over: Order, topic: PlacementTopic, job: Future[Outcome | int], now_ms: int) -> None:
+    def _former_ended(
+        self, over: Order, topic: PlacementTopic, job: Future[CheckpointOutcome | int], now_ms: int
+    ) -> None:
         """The outcome of the former leader's checkpoint: it may have been complete."""
         _ignore(topic, job, now_ms)
         outcome = _outcome_of(job)
@@ -198,7 +200,7 @@ class Coordinator:
         over = replace(order, step=order.step + 1, state=OrderState.REFUSED, request=request, why=why)
         self._publish(replace(over, stop=frozenset(), limits={}))
 
-    def _begun(self, topic: PlacementTopic, job: Future[Outcome | int], now_ms: int) -> None:
+    def _begun(self, topic: PlacementTopic, job: Future[CheckpointOutcome | int], now_ms: int) -> None:
         lead = self._lead
         assert self.keeper is not None and self.flow is not None and lead is not None
         policy = self.keeper.policy
@@ -259,7 +261,7 @@ class Coordinator:
         tasks: frozenset[TaskId],
         at_ms: int,
         topic: PlacementTopic,
-        job: Future[Outcome | int],
+        job: Future[CheckpointOutcome | int],
         now_ms: int,
     ) -> None:
         assert self._round is not None
@@ -355,11 +357,11 @@ class Coordinator:
 
     def _start(
         self,
-        work: Callable[[], Outcome | int],
-        then: Callable[[PlacementTopic, Future[Outcome | int], int], None],
+        work: Callable[[], CheckpointOutcome | int],
+        then: Callable[[PlacementTopic, Future[CheckpointOutcome | int], int], None],
     ) -> None:
         """Call the storage in a thread; a later tick goes on with its answer."""
-        answer: Future[Outcome | int] = Future()
+        answer: Future[CheckpointOutcome | int] = Future()
 
         def run() -> None:
             try:
@@ -377,15 +379,17 @@ class Coordinator:
         assert self.keeper is not None
         return begin(self.keeper.storage, least, self._instance, at_ms)
 
-    def _abandon_stored(self, number: int, why: str) -> Outcome:
-        from standfast.restore.snapshot.checkpoints import Outcome, State, conclude
+    def _abandon_stored(self, number: int, why: str) -> CheckpointOutcome:
+        from standfast.restore.snapshot.checkpoints import CheckpointOutcome, CheckpointState, conclude
 
         assert self.keeper is not None
         at_ms = self.keeper.wall_ms()
-        return conclude(self.keeper.storage, Outcome(number, State.ABANDONED, why, self._instance, at_ms, 0, ()))
+        return conclude(
+            self.keeper.storage, CheckpointOutcome(number, CheckpointState.ABANDONED, why, self._instance, at_ms, 0, ())
+        )
 
-    def _seal_stored(self, tasks: frozenset[TaskId], at_ms: int, wait_ms: int = 0) -> Outcome:
-        from standfast.restore.snapshot.checkpoints import Outcome, State, seal
+    def _seal_stored(self, tasks: frozenset[TaskId], at_ms: int, wait_ms: int = 0) -> CheckpointOutcome:
+        from standfast.restore.snapshot.checkpoints import CheckpointOutcome, CheckpointState, seal
 
         assert self._round is not None and self.keeper is not None and self.flow is not None
         keeper, flow, one, begun_ms = self.keeper, self.flow, self._round, self._begun_ms
@@ -393,7 +397,9 @@ class Coordinator:
         readers = {topic: flow.readers([topic]) for topic in flow.partitions}
         return seal(
             keeper.storage,
-            Outcome(one.order.number, State.COMPLETE, "", self._instance, at_ms, one.order.pause_ms, ()),
+            CheckpointOutcome(
+                one.order.number, CheckpointState.COMPLETE, "", self._instance, at_ms, one.order.pause_ms, ()
+            ),
             tasks,
             one.order.limits,
             readers,
@@ -401,7 +407,7 @@ class Coordinator:
         )
 
 
-def _outcome_of(job: Future[Outcome | int]) -> Outcome | None:
+def _outcome_of(job: Future[CheckpointOutcome | int]) -> CheckpointOutcome | None:
     """The outcome that a thread found in the storage; None if it failed."""
     if job.exception() is not None:
         return None
@@ -414,7 +420,7 @@ def _pruned(keeper: StorageCare) -> int:
     return 0
 
 
-def _ignore(topic: PlacementTopic, job: Future[Outcome | int], now_ms: int) -> None:
+def _ignore(topic: PlacementTopic, job: Future[CheckpointOutcome | int], now_ms: int) -> None:
     error = job.exception()
     if error is not None:
         # The order in the topic stands; without an outcome the checkpoint counts as unfinished, and is collected.

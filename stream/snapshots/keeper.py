@@ -38,7 +38,7 @@ SHARES = 1_000  # of an interval: a task's first snapshot comes after its share
 MEMORY_BYTES = 4 << 20  # for reading the record of a checkpoint
 
 
-class RunningTask(Protocol):
+class KeeperTask(Protocol):
     """An active task that runs here."""
 
     @property
@@ -51,7 +51,7 @@ class RunningTask(Protocol):
 class _Kept:
     """The schedule of one task's opening: when it is due, and the position from which records count."""
 
-    task: RunningTask
+    task: KeeperTask
     due_ms: int
     position: int
     again_ms: int = 0
@@ -66,7 +66,7 @@ class SnapshotKeeper(StorageCare):
         app: str,
         policy: SnapshotPolicy,
         state: StateDir,
-        tasks: Callable[[], Mapping[TaskId, RunningTask]],
+        tasks: Callable[[], Mapping[TaskId, KeeperTask]],
         *,
         clock: Clock,
         counts: SnapshotCounts,
@@ -83,7 +83,7 @@ class SnapshotKeeper(StorageCare):
         self._pacing = threading.Lock()
         self._free_ms = 0.0  # when the sent bytes are within the limit again
 
-    def create(self, task_id: TaskId, task: RunningTask) -> str:
+    def create(self, task_id: TaskId, task: KeeperTask) -> str:
         """Make a snapshot of a running active task now; returns its name.
 
         Raises InvalidRequest for one without rows on disk, Unavailable.
@@ -123,7 +123,7 @@ class SnapshotKeeper(StorageCare):
                 self._fail(task_id, kept, error)
         self.care(now_ms, frozenset(map(str, tasks)), grew=made)
 
-    def _kept_of(self, task_id: TaskId, task: RunningTask) -> _Kept:
+    def _kept_of(self, task_id: TaskId, task: KeeperTask) -> _Kept:
         kept = self._kept.get(task_id)
         if kept is None or kept.task is not task:
             # Spread over the interval, by time and by records: all tasks of an instance open at once, and after a
@@ -154,7 +154,7 @@ class SnapshotKeeper(StorageCare):
         kept.due_ms = self._clock.monotonic_ms() + (self.policy.every_ms or 0)
         return str(snapshot.name)
 
-    def cut(self, task_id: TaskId, task: RunningTask) -> Path:
+    def cut(self, task_id: TaskId, task: KeeperTask) -> Path:
         """Copy the files of a running task by links; the caller stores them with `store`, and removes the folder."""
         directory = self._state.copying_path(str(task_id))
         try:
@@ -164,7 +164,7 @@ class SnapshotKeeper(StorageCare):
             raise
         return directory
 
-    def store(self, task_id: TaskId, task: RunningTask, epoch: int, directory: Path) -> Snapshot:
+    def store(self, task_id: TaskId, task: KeeperTask, epoch: int, directory: Path) -> Snapshot:
         """Store the copy of a task that `cut` made under this epoch; returns its snapshot, which may have been there.
 
         Raises NothingCommitted, Unavailable.
@@ -239,12 +239,12 @@ class SnapshotKeeper(StorageCare):
         self.threads.wait(self._stop, begin_ms - now_ms)
 
 
-def on_disk(task: RunningTask) -> bool:
+def on_disk(task: KeeperTask) -> bool:
     """Whether a task has files: one whose stores are all in memory, or that has none, has no snapshot."""
     return task.stores.engine.durable
 
 
-def _place(task: RunningTask) -> int:
+def _place(task: KeeperTask) -> int:
     """The position in the name of a snapshot made now; memory stores have positions in the cut, too."""
     cut = task.stores.cut
     return position_of((at.offset for at in cut.positions.values()), cut.sources.values())

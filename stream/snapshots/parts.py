@@ -24,21 +24,21 @@ from typing import NamedTuple, Protocol
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.checkpoint import Order, OrderState, PartReport
 from standfast.restore.snapshot.checkpoint import NothingCommitted, cut_of
-from standfast.restore.snapshot.manifest import Cut
+from standfast.restore.snapshot.manifest import SnapshotCut
 from standfast.store import files
 from standfast.store.errors import StandfastError, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.process.interrupts import Flag
 from standfast.store.process.threads import THREADS, Running, Threads
 from standfast.stream.snapshot_counts import SnapshotCounts
-from standfast.stream.snapshots.keeper import RunningTask, SnapshotKeeper, on_disk
+from standfast.stream.snapshots.keeper import KeeperTask, SnapshotKeeper, on_disk
 
 AGAIN_MS = 1_000
 STOP_WAIT_S = 5.0
 NO_POLICY = "its instance has no storage for snapshots: give every instance the same snapshots=SnapshotPolicy(...)"
 
 
-class PartTask(RunningTask, Protocol):
+class PartTask(KeeperTask, Protocol):
     """An active task that runs here, with the changelogs of its stores by name."""
 
     def changelog_topics(self) -> dict[str, str]: ...
@@ -51,7 +51,7 @@ class _Made(NamedTuple):
     task: PartTask
     epoch: int
     directory: Path | None
-    cut: Cut
+    cut: SnapshotCut
     progress: dict[str, int]
 
 
@@ -174,7 +174,7 @@ class CheckpointParts:
         return True
 
     def _store(self, task_id: TaskId, number: int, made: _Made) -> None:
-        from standfast.restore.snapshot.checkpoints import Part, put_part
+        from standfast.restore.snapshot.checkpoints import CheckpointPart, put_part
 
         assert self._keeper is not None
         name, cut = "", made.cut
@@ -184,7 +184,7 @@ class CheckpointParts:
                 name, cut = str(snapshot.name), snapshot.cut
             except NothingCommitted:
                 pass  # a task without a record has no files to restore: its part is the empty cut
-        put_part(self._keeper.storage, Part(number, str(task_id), made.epoch, name, cut, made.progress))
+        put_part(self._keeper.storage, CheckpointPart(number, str(task_id), made.epoch, name, cut, made.progress))
 
     # --- inside ---
 

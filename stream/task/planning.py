@@ -26,7 +26,7 @@ from standfast.restore.plan import (
     LogState,
     Plan,
     Refuse,
-    Reinitialise,
+    ReinitialisePlan,
     Resume,
     UpToDate,
     local_position,
@@ -219,11 +219,11 @@ def refuse(task: TaskId, plans: Plans) -> None:
 
 
 def lost_stores(plans: Plans, applier: ChangelogApplier) -> dict[str, str]:
-    return {applier.store_of[at]: plan.reason for at, plan in plans.items() if isinstance(plan, Reinitialise)}
+    return {applier.store_of[at]: plan.reason for at, plan in plans.items() if isinstance(plan, ReinitialisePlan)}
 
 
 def keep(plans: Plans) -> bool:
-    return any(isinstance(plan, Reinitialise) and plan.keep for plan in plans.values())
+    return any(isinstance(plan, ReinitialisePlan) and plan.keep for plan in plans.values())
 
 
 def all_at_end(plans: Plans) -> bool:

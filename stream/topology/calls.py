@@ -135,7 +135,7 @@ class Origin(NamedTuple):
     timestamp: int | None
 
 
-class Call:
+class AsyncCall:
     """One call of an asynchronous step, for one record."""
 
     __slots__ = (
@@ -178,12 +178,12 @@ class CallStep:
     task: str
     processor: Processor
     settings: Calls
-    ended: Callable[[Call], None]
-    pending: deque[Call] = field(default_factory=deque)
+    ended: Callable[[AsyncCall], None]
+    pending: deque[AsyncCall] = field(default_factory=deque)
     running: int = 0
 
 
-CALL: ContextVar[Call | None] = ContextVar("standfast_call", default=None)
+CALL: ContextVar[AsyncCall | None] = ContextVar("standfast_call", default=None)
 
 
 @checked(InvalidRequest, "pass_on")

@@ -25,7 +25,7 @@ from standfast.stream.trace import Inject
 Forward = Callable[[Record], None]
 
 
-class InHand:
+class CurrentRecord:
     """The record that a task processes, shared by all its processors; empty in a punctuation or a timer."""
 
     __slots__ = ("headers", "offset", "partition", "topic")
@@ -45,7 +45,7 @@ class Services(Protocol):
     """The runner's services for the contexts of its processors, and around them."""
 
     task: Task
-    in_hand: InHand
+    in_hand: CurrentRecord
     inject: Inject | None
 
     def schedule(

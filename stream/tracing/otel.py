@@ -28,7 +28,7 @@ from standfast.replication.log import Headers
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.store.base.version import __version__
 from standfast.stream.record import Record
-from standfast.stream.trace import InHand, Process
+from standfast.stream.trace import Process, TracedRecord
 
 KAFKA = "kafka"
 EMBEDDED = "standfast"  # the conventions have no name for the embedded log
@@ -66,7 +66,7 @@ class OpenTelemetry:
         self._common: Attributes = {"messaging.system": system, "messaging.consumer.group.name": app}
         self.listener: Listener = RestoreSpans(self._tracer, {"standfast.app": app})
 
-    def processing(self, process: Process, task: str, topic: str, partition: int, hand: InHand) -> Process:
+    def processing(self, process: Process, task: str, topic: str, partition: int, hand: TracedRecord) -> Process:
         """`process` within a span of its record. The record that it gets carries the span in its headers."""
         name, attributes = f"process {topic}", self._of_source(task, topic, partition)
         tracer, kind = self._tracer, SpanKind.CONSUMER

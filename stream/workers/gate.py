@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from standfast.replication.offsets import TaskId
 from standfast.stream.workers.orders import GONE, Orders
-from standfast.stream.workers.protocol import Gate
+from standfast.stream.workers.protocol import GateOrder
 
 NAMED_MAX = 20  # missing tasks that a message names
 _SAID = {"": "is not open yet", "failed": "failed", "closed": "failed"}
@@ -25,7 +25,7 @@ class InstanceGate:
     """See the head of this file. `state` is the message that the workers have, or get next."""
 
     def __init__(self) -> None:
-        self.state = Gate(open=False, standbys=False)
+        self.state = GateOrder(open=False, standbys=False)
         self._opened = False  # for the present assignment
 
     def look(self, active: frozenset[TaskId], orders: Orders, is_free: Callable[[TaskId], bool]) -> bool:
@@ -33,7 +33,7 @@ class InstanceGate:
         before = self.state
         if not active:
             # Not shut yet: the tasks that leave must still commit.
-            self._opened, self.state = False, Gate(before.open, standbys=True)
+            self._opened, self.state = False, GateOrder(before.open, standbys=True)
         elif not self._opened:
             missing = orders.missing(is_free)
             coming = any(state not in GONE for state in missing.values())
@@ -41,5 +41,5 @@ class InstanceGate:
             if len(named) > NAMED_MAX:
                 named[NAMED_MAX:] = [f"and {len(named) - NAMED_MAX:,} more tasks"]
             self._opened = not missing
-            self.state = Gate(self._opened, not coming, tuple(named))
+            self.state = GateOrder(self._opened, not coming, tuple(named))
         return self.state != before

@@ -32,7 +32,7 @@ GONE = ("failed", "closed", LOST)
 ACTIVE = "active"
 
 
-class HeldTask(NamedTuple):
+class ReportedTask(NamedTuple):
     """A task in a worker's report. `lag`: records that a standby lacks; `opening`: number of an active one's opening.
 
     State "lost": another instance took the opening over, and it is closed here.
@@ -45,7 +45,7 @@ class HeldTask(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class WorkerOrder:
     """All tasks that a worker is to hold: active ones with the number of their opening, and standbys."""
 
     round: int = 0
@@ -63,8 +63,8 @@ class _Worker:
     """`orders`: those that it may still follow, the last one at the end; `ready`: it takes orders."""
 
     ready: bool = False
-    orders: list[Order] = field(default_factory=lambda: [Order()])
-    tasks: Mapping[TaskId, HeldTask] = field(default_factory=dict)
+    orders: list[WorkerOrder] = field(default_factory=lambda: [WorkerOrder()])
+    tasks: Mapping[TaskId, ReportedTask] = field(default_factory=dict)
 
     @property
     def may_hold(self) -> frozenset[TaskId]:
@@ -115,7 +115,7 @@ class Orders:
             )
         self._place[task] = worker
 
-    def next(self, is_free: Callable[[TaskId], bool]) -> dict[int, Order]:
+    def next(self, is_free: Callable[[TaskId], bool]) -> dict[int, WorkerOrder]:
         """The new orders, by worker; a worker that has its order already gets none.
 
         `is_free`: whether no other instance runs a task. It is asked only for tasks that would be opened.
@@ -140,7 +140,7 @@ class Orders:
             standby = self._standby.intersection(mine)
             if (active, standby) != (last.active, last.standby):
                 self._round += 1
-                orders[number] = Order(self._round, active, standby)
+                orders[number] = WorkerOrder(self._round, active, standby)
                 worker.orders.append(orders[number])
         return orders
 
@@ -159,7 +159,7 @@ class Orders:
         """A new process takes orders; it holds nothing."""
         self._workers[worker] = _Worker(ready=True)
 
-    def reported(self, worker: int, round_: int, tasks: Mapping[TaskId, HeldTask]) -> None:
+    def reported(self, worker: int, round_: int, tasks: Mapping[TaskId, ReportedTask]) -> None:
         """It follows the order of a round (0: none yet), and holds exactly these tasks, or opens ordered ones."""
         one = self._workers[worker]
         one.tasks = tasks
@@ -173,7 +173,7 @@ class Orders:
         """Tasks that a worker holds or may open."""
         return self._workers[worker].may_hold
 
-    def tasks(self, worker: int) -> Mapping[TaskId, HeldTask]:
+    def tasks(self, worker: int) -> Mapping[TaskId, ReportedTask]:
         """Tasks of a worker's last report."""
         return self._workers[worker].tasks
 

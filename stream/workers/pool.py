@@ -32,7 +32,7 @@ from standfast.store.timestamps import duration_text
 from standfast.stream.deaths.death_notes import DeathNotes
 from standfast.stream.deaths.deaths import DEATHS_MAX
 from standfast.stream.restart import RestartStrategy
-from standfast.stream.session.local_part import Facts
+from standfast.stream.session.local_part import InstanceFacts
 from standfast.stream.session.managed import note_pause
 from standfast.stream.snapshot_counts import SnapshotCounts
 from standfast.stream.task.statistics import SessionCounters
@@ -43,11 +43,11 @@ from standfast.stream.workers.parts import PoolParts
 from standfast.stream.workers.process import WorkerProcess, process_facts
 from standfast.stream.workers.protocol import (
     Command,
-    Failed,
-    Open,
+    FailedReport,
+    OpenOrder,
     Report,
-    State,
-    Stop,
+    StateReport,
+    StopOrder,
     checkpoint,
     command_line,
     hold,
@@ -57,7 +57,7 @@ from standfast.stream.workers.protocol import (
 )
 from standfast.stream.workers.seen import WorkerSeen
 from standfast.stream.workers.spare import Spare
-from standfast.stream.workers.watch import STOPPED, Look, Watch, WorkerRestarts
+from standfast.stream.workers.watch import STOPPED, Watch, WorkerLook, WorkerRestarts
 
 CALM_MS = 2_000  # for so long all tasks have run after a worker was replaced: a start takes a core for a second
 SETTLED_MS = 10_000  # after the start of a worker, also if a task of the instance does not run
@@ -185,11 +185,11 @@ class Pool:
         self.orders.move(task, worker)
         self.changed = True
 
-    def facts(self) -> Facts:
+    def facts(self) -> InstanceFacts:
         """As in `Part`."""
         running, restoring, lags = self.orders.facts()
         left = {task: one for task, one in self._left.items() if task not in running and task not in restoring}
-        return Facts(running, restoring, lags, self._since, left, self.orders.places(), self.no_room)
+        return InstanceFacts(running, restoring, lags, self._since, left, self.orders.places(), self.no_room)
 
     def held(self) -> frozenset[TaskId]:
         """As in `Part`."""
@@ -299,7 +299,7 @@ class Pool:
         self._spare.kill()
         for slot in self._slots:
             if slot.process is not None and slot.process.ready:
-                slot.process.child.order(command_line(Stop()))
+                slot.process.child.order(command_line(StopOrder()))
             elif slot.process is not None:  # it has no task yet
                 self._release(slot, slot.process)
         while any(slot.process is not None for slot in self._slots):
@@ -359,7 +359,7 @@ class Pool:
             now_ms = self._clock.monotonic_ms()
             counts, allowed = process.progress.counts(), process.progress.words[ALLOWED]
             heard_ms, ready, facts = child.heard_ms, process.ready, partial(process_facts, child.pid)
-            seen = Look(heard_ms, ready, counts, allowed, facts, closed=process.closed)
+            seen = WorkerLook(heard_ms, ready, counts, allowed, facts, closed=process.closed)
             why = slot.watch.look(seen, now_ms)
             if why:
                 slot.stalled = not why.startswith(STOPPED)
@@ -380,7 +380,7 @@ class Pool:
         if process.ready and not was_ready:
             process.pause(self._paused)
             if self._stopping:
-                process.child.order(command_line(Stop()))
+                process.child.order(command_line(StopOrder()))
         if process.opened and not slot.takes_tasks:
             slot.takes_tasks = True
             self.orders.ready(slot.number)
@@ -391,7 +391,7 @@ class Pool:
             slot.restarts.opened()
             self.changed = True
 
-    def _report(self, slot: _Slot, child: ProgramProcess[Report], report: State) -> None:
+    def _report(self, slot: _Slot, child: ProgramProcess[Report], report: StateReport) -> None:
         try:
             tasks, (since, left), parts = tasks_of(report), times_of(report), part_report(report.parts)
         except ValueError as error:
@@ -514,18 +514,18 @@ def _new_process(settings: PoolSettings, clock: Clock, alone: Callable[[], bool]
     def opening(progress: LeaseProgress) -> bytes:
         workers, lock = settings.workers, settings.lock
         return command_line(
-            Open(**settings.opened, workers=workers, lock=lock, words=progress.fd, alone=alone(), line=line)
+            OpenOrder(**settings.opened, workers=workers, lock=lock, words=progress.fd, alone=alone(), line=line)
         )
 
     return WorkerProcess(child, progress, opening, line=ours)
 
 
-def _is_outage(failed: Failed) -> bool:
+def _is_outage(failed: FailedReport) -> bool:
     kind = getattr(errors, failed.kind, None)
     return isinstance(kind, type) and issubclass(kind, Unavailable)
 
 
-def _raised(number: int, failed: Failed) -> BaseException:
+def _raised(number: int, failed: FailedReport) -> BaseException:
     """The error that ended a worker, as an error of this process."""
     kind = getattr(errors, failed.kind, None)
     error: StandfastError

@@ -19,14 +19,14 @@ from standfast.store.process.program import ProgramProcess
 from standfast.stream.snapshot_counts import SnapshotCounts
 from standfast.stream.workers.protocol import (
     Asked,
-    Closed,
+    ClosedReport,
     Counted,
-    Failed,
-    Opened,
-    Pause,
+    FailedReport,
+    OpenedReport,
+    PauseOrder,
     Ready,
     Report,
-    State,
+    StateReport,
     command_line,
     counts_of,
 )
@@ -50,24 +50,24 @@ class WorkerProcess:
     ready: bool = False  # it has come to run()
     opened: bool = False  # it has opened its session
     closed: bool = False  # it has closed its session, in order
-    failed: Failed | None = None
+    failed: FailedReport | None = None
     counts: SnapshotCounts = field(default_factory=SnapshotCounts)  # of its snapshots, as it last said
     wishes: list[str] = field(default_factory=list)  # its calls of stop(), pause() and resume(), not taken yet
     paused: bool | None = False  # whether it rests, by the last Pause that it got; None: by a call of its own
     line: socket.socket | None = None  # to its answers for the HTTP server, until that takes it
 
-    def hear(self) -> list[State]:
+    def hear(self) -> list[StateReport]:
         """Take its words and its end: `child.ended` is set then. Returns the reports of its tasks."""
         states = []
         for report in self.child.poll():
             if isinstance(report, Ready):
                 self.ready = True
                 self.child.order(self.opening(self.progress))
-            elif isinstance(report, Opened):
+            elif isinstance(report, OpenedReport):
                 self.opened = True
-            elif isinstance(report, Closed):
+            elif isinstance(report, ClosedReport):
                 self.closed = True
-            elif isinstance(report, Failed):
+            elif isinstance(report, FailedReport):
                 self.failed = report
             elif isinstance(report, Counted):
                 self._take(report)
@@ -86,7 +86,7 @@ class WorkerProcess:
         """Have it process nothing, or go on, unless it does so already."""
         if self.ready and self.paused is not on:
             self.paused = on
-            self.child.order(command_line(Pause(on)))
+            self.child.order(command_line(PauseOrder(on)))
 
     def _wish(self, wish: str) -> None:
         if wish not in WISHES:

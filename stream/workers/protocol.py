@@ -21,10 +21,10 @@ from standfast.replication.placement.checkpoint import PartReport, PartShape, or
 from standfast.replication.shapes import Shape, line, read
 from standfast.store.errors import InternalError
 from standfast.stream.snapshot_counts import SnapshotCounts
-from standfast.stream.workers.orders import HeldTask, Order
+from standfast.stream.workers.orders import ReportedTask, WorkerOrder
 
 
-class Open(Shape, frozen=True, tag_field="do", tag=True):
+class OpenOrder(Shape, frozen=True, tag_field="do", tag=True):
     """Open a session on the supervisor's state directory, also in a spare. `lock` and `words` are inherited handles.
 
     `lock`: of the directory's lock; `words`: of the worker's progress. `program`: as in `Traits`. The worker checks
@@ -45,15 +45,15 @@ class Open(Shape, frozen=True, tag_field="do", tag=True):
     line: int = -1
 
 
-class Hold(Shape, frozen=True, tag_field="do", tag=True):
-    """Hold exactly these tasks, as in `Order`."""
+class HoldOrder(Shape, frozen=True, tag_field="do", tag=True):
+    """Hold exactly these tasks, as in `WorkerOrder`."""
 
     round: int
     active: Mapping[str, int]
     standby: tuple[str, ...]
 
 
-class Gate(Shape, frozen=True, tag_field="do", tag=True):
+class GateOrder(Shape, frozen=True, tag_field="do", tag=True):
     """The restore gate of the instance. `standbys`: whether they may begin; `missing`: tasks that keep it shut."""
 
     open: bool
@@ -61,19 +61,19 @@ class Gate(Shape, frozen=True, tag_field="do", tag=True):
     missing: tuple[str, ...] = ()
 
 
-class Pause(Shape, frozen=True, tag_field="do", tag=True):
+class PauseOrder(Shape, frozen=True, tag_field="do", tag=True):
     """Process nothing while it is on; tasks stay, standbys continue."""
 
     on: bool
 
 
-class Checkpoint(Shape, frozen=True, tag_field="do", tag=True):
+class FollowCheckpoint(Shape, frozen=True, tag_field="do", tag=True):
     """Follow this order of a coordinated checkpoint; `order` is the text of its record in the placement topic."""
 
     order: str
 
 
-class Stop(Shape, frozen=True, tag_field="do", tag=True):
+class StopOrder(Shape, frozen=True, tag_field="do", tag=True):
     """Commit, close all tasks cleanly and end."""
 
 
@@ -83,20 +83,20 @@ class Ready(Shape, frozen=True, tag_field="say", tag=True):
     app: str
 
 
-class Opened(Shape, frozen=True, tag_field="say", tag=True):
+class OpenedReport(Shape, frozen=True, tag_field="say", tag=True):
     """The worker's session is open: it takes tasks, and has none."""
 
 
-class Closed(Shape, frozen=True, tag_field="say", tag=True):
+class ClosedReport(Shape, frozen=True, tag_field="say", tag=True):
     """The worker has committed and closed all, and its interpreter ends: no beats come from here on."""
 
 
-class State(Shape, frozen=True, tag_field="say", tag=True):
+class StateReport(Shape, frozen=True, tag_field="say", tag=True):
     """All tasks of the worker, and the round of the last Hold that it follows, 0 for none.
 
-    Each task as in `HeldTask`: role, state, lag, opening. `since`: from when on the running ones run; `left`: the tasks
-    that it gave up in order, as in `Left`. Both by the machine's monotonic clock, in milliseconds. `parts`: those of
-    the last checkpoint that had any in this process. `no_room`: as `Room.reported`.
+    Each task as in `ReportedTask`: role, state, lag, opening. `since`: from when on the running ones run; `left`: tasks
+    given up in order, as in `Left`. Both by the machine's monotonic clock, in milliseconds. `parts`: those of the last
+    checkpoint that had any in this process. `no_room`: as `Room.reported`.
     """
 
     round: int
@@ -127,7 +127,7 @@ class Asked(Shape, frozen=True, tag_field="say", tag=True):
     wish: str
 
 
-class Failed(Shape, frozen=True, tag_field="say", tag=True):
+class FailedReport(Shape, frozen=True, tag_field="say", tag=True):
     """The worker cannot go on. `kind`: the name of the error's class."""
 
     kind: str
@@ -135,34 +135,34 @@ class Failed(Shape, frozen=True, tag_field="say", tag=True):
     notes: tuple[str, ...] = ()
 
 
-Command: TypeAlias = Open | Hold | Gate | Pause | Checkpoint | Stop
-Report: TypeAlias = Ready | Opened | State | Counted | Asked | Closed | Failed
+Command: TypeAlias = OpenOrder | HoldOrder | GateOrder | PauseOrder | FollowCheckpoint | StopOrder
+Report: TypeAlias = Ready | OpenedReport | StateReport | Counted | Asked | ClosedReport | FailedReport
 
 command_line = report_line = line
 
 
-def hold(order: Order) -> Hold:
+def hold(order: WorkerOrder) -> HoldOrder:
     """The message of an order."""
     active = {str(task): opening for task, opening in sorted(order.active.items())}
-    return Hold(order.round, active, tuple(map(str, sorted(order.standby))))
+    return HoldOrder(order.round, active, tuple(map(str, sorted(order.standby))))
 
 
-def order_of(message: Hold) -> Order:
+def order_of(message: HoldOrder) -> WorkerOrder:
     """Inverse of `hold`. Raises ValueError."""
     active = {TaskId.parse(task): opening for task, opening in message.active.items()}
-    return Order(message.round, active, frozenset(map(TaskId.parse, message.standby)))
+    return WorkerOrder(message.round, active, frozenset(map(TaskId.parse, message.standby)))
 
 
 def state(
     round_: int,
-    tasks: Mapping[TaskId, HeldTask],
+    tasks: Mapping[TaskId, ReportedTask],
     since: Mapping[TaskId, int] = MappingProxyType({}),
     left: Mapping[TaskId, Left] = MappingProxyType({}),
     parts: PartReport | None = None,
     no_room: str = "",
-) -> State:
+) -> StateReport:
     """The message of a worker's tasks."""
-    return State(
+    return StateReport(
         round_,
         {str(task): (one.role, one.state, one.lag, one.opening) for task, one in sorted(tasks.items())},
         {str(task): at_ms for task, at_ms in since.items()},
@@ -172,23 +172,23 @@ def state(
     )
 
 
-def tasks_of(message: State) -> dict[TaskId, HeldTask]:
+def tasks_of(message: StateReport) -> dict[TaskId, ReportedTask]:
     """Inverse of `state`. Raises ValueError."""
-    return {TaskId.parse(task): HeldTask(*one) for task, one in message.tasks.items()}
+    return {TaskId.parse(task): ReportedTask(*one) for task, one in message.tasks.items()}
 
 
-def times_of(message: State) -> tuple[dict[TaskId, int], dict[TaskId, Left]]:
+def times_of(message: StateReport) -> tuple[dict[TaskId, int], dict[TaskId, Left]]:
     """`since` and `left` of a message, as `state` takes them. Raises ValueError."""
     since = {TaskId.parse(task): at_ms for task, at_ms in message.since.items()}
     return since, {TaskId.parse(task): Left(*one) for task, one in message.left.items()}
 
 
-def checkpoint(order: CheckpointOrder) -> Checkpoint:
+def checkpoint(order: CheckpointOrder) -> FollowCheckpoint:
     """The message of a checkpoint's order."""
-    return Checkpoint(order_text(order))
+    return FollowCheckpoint(order_text(order))
 
 
-def checkpoint_of(message: Checkpoint) -> CheckpointOrder:
+def checkpoint_of(message: FollowCheckpoint) -> CheckpointOrder:
     """Inverse of `checkpoint`. Raises ValueError."""
     return read_order(message.order.encode())
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from standfast.replication.offsets import TaskId
 from standfast.stream.task.statistics import TaskStatistics
-from standfast.stream.workers.orders import ACTIVE, LOST, HeldTask
+from standfast.stream.workers.orders import ACTIVE, LOST, ReportedTask
 
 _SAID = {"": "is not open yet", "failed": "failed", "closed": "failed"}
 
@@ -30,9 +30,9 @@ class WorkerSeen:
     opened: bool
     starts: int
     began_ms: int
-    tasks: Mapping[TaskId, HeldTask]
+    tasks: Mapping[TaskId, ReportedTask]
 
-    def held(self) -> Mapping[TaskId, HeldTask]:
+    def held(self) -> Mapping[TaskId, ReportedTask]:
         """Its tasks, without those that another instance took over."""
         return {task: one for task, one in self.tasks.items() if one.state != LOST}
 

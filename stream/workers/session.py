@@ -30,8 +30,8 @@ from standfast.stream.session.membership import Membership
 from standfast.stream.session.session import CARE_THREAD, Session
 from standfast.stream.task.states import TaskState
 from standfast.stream.task.task import Task
-from standfast.stream.workers.orders import ACTIVE, LOST, HeldTask, Order
-from standfast.stream.workers.protocol import Gate
+from standfast.stream.workers.orders import ACTIVE, LOST, ReportedTask, WorkerOrder
+from standfast.stream.workers.protocol import GateOrder
 
 SETTLED = frozenset({TaskState.RUNNING, TaskState.STANDBY, TaskState.FAILED})  # no state on the way to another one
 
@@ -62,7 +62,7 @@ class WorkerSession(Session):
 
     def __init__(self, app: str, *, state_dir: StateDir, progress: LeaseProgress, **arguments: Any) -> None:
         self._shared_progress = progress
-        self._order = Order()
+        self._order = WorkerOrder()
         self._misses_partitions = False
         self._gate_waits: tuple[str, ...] = ()  # the tasks that keep the instance's gate shut
         self._begun: dict[TaskId, int] = {}  # the number of each active task's last opening
@@ -73,14 +73,14 @@ class WorkerSession(Session):
         self._group.owners()
         self.log.prepare(())
 
-    def order(self, order: Order) -> None:
+    def order(self, order: WorkerOrder) -> None:
         """Hold exactly these tasks from now on. Raises the error that ended the background work."""
         with self._usable():
             self._order = order
             self._instance.follow_now()
         self._wake.set()
 
-    def join_gate(self, gate: Gate) -> None:
+    def join_gate(self, gate: GateOrder) -> None:
         """Follow the restore gate of the instance."""
         self._gate_waits = gate.missing
         self._instance.readiness.join_gate(is_open=gate.open, standbys=gate.standbys)
@@ -98,18 +98,18 @@ class WorkerSession(Session):
     def _waits(self) -> bool:
         return self._instance.readiness.gate.is_held or super()._waits()
 
-    def report(self) -> tuple[int, dict[TaskId, HeldTask]]:
+    def report(self) -> tuple[int, dict[TaskId, ReportedTask]]:
         """The round of the present order, and all tasks that are here. Raises as `order`."""
         with self._usable():
             order, tasks = self._order, dict(self._instance.tasks)
             lags = self._part.facts().lags
             found = {
-                task_id: HeldTask(task.role, task.state.value, lags.get(task_id, 0), self._begun.get(task_id, 0))
+                task_id: ReportedTask(task.role, task.state.value, lags.get(task_id, 0), self._begun.get(task_id, 0))
                 for task_id, task in tasks.items()
             }
             for task_id, opening in order.active.items():
                 if self._begun.get(task_id) == opening and not _is_active(tasks.get(task_id)):
-                    found[task_id] = HeldTask(ACTIVE, LOST, 0, opening)
+                    found[task_id] = ReportedTask(ACTIVE, LOST, 0, opening)
             return order.round, found
 
     def follow_checkpoint(self, order: CheckpointOrder) -> None:

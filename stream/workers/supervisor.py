@@ -26,12 +26,12 @@ from pathlib import Path
 from standfast.replication.checkpoint_flow import Flow
 from standfast.replication.kafka.callbacks import needs_this_process, with_settings
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.model import Settings
+from standfast.replication.placement.model import PlacementSettings
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.progress import WORK
 from standfast.replication.tail.log_care import CARE_INTERVAL_MS, care
 from standfast.replication.tail.open_log import open_log
-from standfast.replication.takeover import MemberPlan, Traits
+from standfast.replication.takeover import MemberPlan, MemberTraits
 from standfast.replication.topics.changelog import grow_changelogs
 from standfast.restore.replay.bulk import BulkStatistics
 from standfast.store.clock import Clock
@@ -124,7 +124,7 @@ class Supervisor(Closing):
             self._lease_group = self.log.group(app)
             undo.callback(self._lease_group.close)
             member, path = self._state.instance_id, self._state.path
-            traits = Traits(workers, settings.tags, program_of(groups), settings.max_tasks)
+            traits = MemberTraits(workers, settings.tags, program_of(groups), settings.max_tasks)
             self.writers = Writers(self.log, self._group, app, member)
             self.membership = Membership(self._group, member, settings.lease_ms, self._keeper, self.counters, path)
             self.membership.plan = lambda: MemberPlan(managed=traits)
@@ -308,13 +308,13 @@ class Supervisor(Closing):
                 slots_missing=self.managed.slots_missing,
             )
 
-    def _placement(self, traits: Traits, undo: ExitStack) -> ManagedPlacement:
+    def _placement(self, traits: MemberTraits, undo: ExitStack) -> ManagedPlacement:
         settings, groups = self._settings, self._groups
         return ManagedPlacement(
             self,
             self.pool,
             PlacementTopic(self.log, self.app, self.instance_id, self.clock, acceptable_lag=settings.acceptable_lag),
-            Settings(
+            PlacementSettings(
                 settings.standby_replicas, settings.warmups_max, settings.acceptable_lag, settings.restart_grace_ms
             ),
             traits,

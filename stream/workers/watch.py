@@ -53,7 +53,7 @@ class ProcessFacts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class WorkerLook:
     """One look at a worker. `heard_ms`: when it last said a word; `ready`: it has come to run().
 
     `counts` and `allowance_ms` are those of its progress. `facts` reads the state of its process, if that matters.
@@ -79,7 +79,7 @@ class Watch:
         self._stopped_ms = now_ms  # when it was last seen not to be stopped, before it came to run()
         self._silence = (-1, 0)  # when it was last heard, and its processor time half of the way through the silence
 
-    def look(self, seen: Look, now_ms: int) -> str:
+    def look(self, seen: WorkerLook, now_ms: int) -> str:
         """Why the process must be killed; "" if it is well."""
         if not seen.ready:
             return self._starts(seen, now_ms)
@@ -99,7 +99,7 @@ class Watch:
             return f"no progress for {duration_text(self._max_stall_ms + seen.allowance_ms)} ({' and '.join(still)})"
         return ""
 
-    def _starts(self, seen: Look, now_ms: int) -> str:
+    def _starts(self, seen: WorkerLook, now_ms: int) -> str:
         """Why a process that has not come to run() must be killed; "" if it may go on."""
         if now_ms - self._started_ms > START_MS:
             return f"it did not come to run() within {START_MS // 1_000} s"
@@ -108,7 +108,7 @@ class Watch:
         stopped_ms = now_ms - self._stopped_ms
         return f"{STOPPED}, for {duration_text(stopped_ms)} now" if stopped_ms > self._silent_ms else ""
 
-    def _judge(self, silent_ms: int, seen: Look, facts: ProcessFacts) -> str:
+    def _judge(self, silent_ms: int, seen: WorkerLook, facts: ProcessFacts) -> str:
         """Why a silent process must be killed; "" if it may go on."""
         if seen.heard_ms != self._silence[0]:
             self._silence = (seen.heard_ms, facts.cpu_ms)

@@ -31,27 +31,27 @@ from standfast.store.errors import BadConfig, InternalError, InvalidRequest, Una
 from standfast.store.log import as_event, logger
 from standfast.store.outside import process_id
 from standfast.store.process.interrupts import Flag
-from standfast.store.process.parent import Channel, Parent
+from standfast.store.process.parent import Parent, ParentChannel
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.http_servers import http_servers
 from standfast.stream.runtime.loop import Loop
 from standfast.stream.task.groups import program_of
 from standfast.stream.topology.assembly import Assembled
-from standfast.stream.workers.orders import HeldTask
+from standfast.stream.workers.orders import ReportedTask
 from standfast.stream.workers.protocol import (
     Asked,
-    Checkpoint,
-    Closed,
+    ClosedReport,
     Counted,
-    Failed,
-    Gate,
-    Hold,
-    Open,
-    Opened,
-    Pause,
+    FailedReport,
+    FollowCheckpoint,
+    GateOrder,
+    HoldOrder,
+    OpenedReport,
+    OpenOrder,
+    PauseOrder,
     Ready,
     Report,
-    Stop,
+    StopOrder,
     checkpoint_of,
     counted,
     order_of,
@@ -70,7 +70,7 @@ COUNTS_MS = 1_000  # at most so often the counts of snapshots
 NOTE_MAX = 8_000  # characters of a traceback in a message
 
 
-class Host(Protocol):
+class WorkerHost(Protocol):
     """The application of this process."""
 
     name: str
@@ -101,7 +101,7 @@ def refuse_second_run(name: str) -> None:
         )
 
 
-def run_worker(host: Host, channel: Channel) -> NoReturn:
+def run_worker(host: WorkerHost, channel: ParentChannel) -> NoReturn:
     """Be a worker until the supervisor stops it; then the process exits."""
     _processes.add(process_id())
     if threading.current_thread() is threading.main_thread():
@@ -122,10 +122,10 @@ def run_worker(host: Host, channel: Channel) -> NoReturn:
     raise SystemExit(0)
 
 
-def _failed(error: BaseException) -> Failed:
+def _failed(error: BaseException) -> FailedReport:
     notes = list(getattr(error, "__notes__", ()))
     trace = "".join(traceback.format_exception(error)).strip()
-    return Failed(type(error).__name__, str(error), (*notes, trace[-NOTE_MAX:]))
+    return FailedReport(type(error).__name__, str(error), (*notes, trace[-NOTE_MAX:]))
 
 
 def _flush() -> None:
@@ -139,13 +139,13 @@ def _flush() -> None:
 class _Worker:
     """One life of a worker."""
 
-    def __init__(self, host: Host, parent: Parent) -> None:
+    def __init__(self, host: WorkerHost, parent: Parent) -> None:
         self._host = host
         self._parent = parent
         self._stop = Flag()
         self._error: BaseException | None = None
         self._told: tuple[int, dict[TaskId, tuple[str, str, int]], PartReport | None, str] | None = None
-        self._told_tasks: dict[TaskId, HeldTask] = {}
+        self._told_tasks: dict[TaskId, ReportedTask] = {}
         self._lags_ms = 0
         self._told_counts: Counted | None = None
         self._counts_ms = 0
@@ -191,10 +191,10 @@ class _Worker:
         session.close()
         # For the next owners, which count their pauses from the last commits here.
         self._tell(state(0, {}, *session.times()))
-        self._tell(Closed())
+        self._tell(ClosedReport())
 
     def _work(self, session: WorkerSession, loop: Loop) -> None:
-        self._tell(Opened())
+        self._tell(OpenedReport())
         threading.Thread(target=self._follow, args=(session,), name="standfast-orders", daemon=True).start()
         try:
             while not self._stop.is_set():
@@ -206,14 +206,14 @@ class _Worker:
         finally:
             loop.close()
 
-    def _await_open(self) -> Open | None:
+    def _await_open(self) -> OpenOrder | None:
         """The first order; None if it is to stop."""
         while True:
             for line in self._parent.orders(None):
                 command = parse_command(line)
-                if isinstance(command, Open):
+                if isinstance(command, OpenOrder):
                     return command
-                if isinstance(command, Stop):
+                if isinstance(command, StopOrder):
                     return None
                 raise InternalError("a worker received tasks before its session was opened")
 
@@ -233,15 +233,15 @@ class _Worker:
 
     def _obey(self, session: WorkerSession, line: bytes) -> None:
         command = parse_command(line)
-        if isinstance(command, Hold):
+        if isinstance(command, HoldOrder):
             session.order(order_of(command))
-        elif isinstance(command, Gate):
+        elif isinstance(command, GateOrder):
             session.join_gate(command)
-        elif isinstance(command, Checkpoint):
+        elif isinstance(command, FollowCheckpoint):
             session.follow_checkpoint(checkpoint_of(command))
-        elif isinstance(command, Pause):
+        elif isinstance(command, PauseOrder):
             self._host.pause(command.on)
-        elif isinstance(command, Stop):
+        elif isinstance(command, StopOrder):
             self._stop.set()
         else:
             raise InternalError("a worker was to open a second session")
@@ -273,7 +273,7 @@ class _Worker:
         self._parent.tell(report_line(report))
 
 
-def _check(host: Host, order: Open) -> None:
+def _check(host: WorkerHost, order: OpenOrder) -> None:
     """Raise BadConfig if the program runs another application, or with other settings, than its supervisor."""
     if order.app != host.name:
         raise BadConfig(

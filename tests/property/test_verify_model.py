@@ -21,8 +21,8 @@ from unit.restore.test_spark_fold_faults import expected, plant
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import Outgoing, Record, TopicPolicy
 from standfast.replication.offsets import Bounds, TaskId, TopicPartition
-from standfast.restore.compare import Found
-from standfast.restore.spark.merge import Settings, merge_partition
+from standfast.restore.compare import UnequalRow
+from standfast.restore.spark.merge import ComparisonSettings, merge_partition
 from standfast.restore.spark.rows import partitions_of
 from standfast.restore.verdict import LogFacts, deletes_expired
 from standfast.restore.verify.at_rest import view
@@ -123,7 +123,7 @@ class Case:
         """A task of `standfast verify --spark`, and the driver's verdict from its result."""
         bounds, kept = self.kept()
         facts = self.facts(bounds, kept)
-        how = Settings(limit=self.position, last=True)
+        how = ComparisonSettings(limit=self.position, last=True)
         batches = sorted_batches(shape_of(self.spec, self.position), 0, kept)
         found, own = next(partitions_of(batches))
         outcome = merge_partition(own, self.store(), found, facts, how)
@@ -146,7 +146,7 @@ class Case:
         self.log.close()
 
 
-def shown(verdict: StoreVerdict) -> tuple[StoreVerdict, list[Found]]:
+def shown(verdict: StoreVerdict) -> tuple[StoreVerdict, list[UnequalRow]]:
     """A verdict with its differences in a fixed order."""
     rows = sorted(verdict.differences, key=lambda one: (one.key, str(one)))
     return replace(verdict, differences=()), rows

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from standfast.replication.offsets import TaskId
-from standfast.stream.workers.orders import ACTIVE, LOST, RUNNING, STANDBY, HeldTask, Order, Orders
+from standfast.stream.workers.orders import ACTIVE, LOST, RUNNING, STANDBY, Orders, ReportedTask, WorkerOrder
 
 TASKS = [TaskId(group, partition) for group in range(2) for partition in range(4)]
 WORKERS = 3
@@ -23,16 +23,16 @@ class Process:
     """A worker process: it takes an order in when it comes to it, and opens and closes one task at a time."""
 
     def __init__(self) -> None:
-        self.inbox: list[Order] = []
-        self.outbox: list[tuple[int, dict[TaskId, HeldTask]]] = []
-        self.order = Order()
-        self.held: dict[TaskId, HeldTask] = {}
+        self.inbox: list[WorkerOrder] = []
+        self.outbox: list[tuple[int, dict[TaskId, ReportedTask]]] = []
+        self.order = WorkerOrder()
+        self.held: dict[TaskId, ReportedTask] = {}
         self.begun: dict[TaskId, int] = {}
         self.opened = False  # its supervisor knows that it takes orders
 
     def report(self) -> None:
         lost = {
-            task: HeldTask(ACTIVE, LOST, 0, number)
+            task: ReportedTask(ACTIVE, LOST, 0, number)
             for task, number in self.order.active.items()
             if self.begun.get(task) == number and not (task in self.held and self.held[task].role == ACTIVE)
         }
@@ -47,9 +47,9 @@ class Process:
         elif number is not None and (held is None or held.role != ACTIVE) and self.begun.get(task) != number:
             self.begun[task] = number
             openings.append((task, number))
-            self.held[task] = HeldTask(ACTIVE, RUNNING, 0, number)
+            self.held[task] = ReportedTask(ACTIVE, RUNNING, 0, number)
         elif held is None and number is None and task in self.order.standby:
-            self.held[task] = HeldTask("standby", STANDBY, 5)
+            self.held[task] = ReportedTask("standby", STANDBY, 5)
 
 
 class Workers(RuleBasedStateMachine):
@@ -152,7 +152,7 @@ class Workers(RuleBasedStateMachine):
     @rule(number=st.integers(0, WORKERS - 1), task=st.sampled_from(TASKS))
     def lose(self, number: int, task: TaskId) -> None:
         process = self.processes[number]
-        if process is not None and process.held.get(task, HeldTask("", "")).role == ACTIVE:
+        if process is not None and process.held.get(task, ReportedTask("", "")).role == ACTIVE:
             del process.held[task]
             process.report()
 

@@ -1,10 +1,10 @@
 """Each call into the Kafka client lies in a block that translates its errors, so that none leaves the product bare.
 
     client          a consumer, producer or admin client of confluent_kafka, one of the compiled module, or one of our
-                    two thin interfaces over both (Feed, Producer), whose errors are the client's
+                    two thin interfaces over both (Feed, ProducerClient), whose errors are the client's
     block           `with client_errors()`, `with cluster.translating(...)`, `with errors(...)` of the compiled module
                     a lambda or partial given to a call of Cluster that has such a block (`run`, `reading`, ...)
-                    for a Producer also a `try` that catches KafkaException, or one of the STEPS within it
+                    for a ProducerClient also a `try` that catches KafkaException, or one of the STEPS within it
 
 Rules of this file: it reads syntax trees alone. An expression is a client by its annotation, by the function that
 returns it, or by its name where it may be anything. A planted source of each kind shows that the rule bites.
@@ -23,7 +23,7 @@ from support.syntax import nodes, parsed
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "replication" / "kafka"
-OURS = {"Feed": "feed", "Producer": "producer"}
+OURS = {"Feed": "feed", "ProducerClient": "producer"}
 CLIENTS = ("Consumer", "Producer", "AdminClient")
 NAMED = {"client", "_client", "consumer", "_consumer", "asker", "_asker"}  # may be clients without an annotation
 BLOCKS = {"client_errors", "translating", "errors", "_errors"}
@@ -47,7 +47,7 @@ def problems(path: str, text: str) -> Iterator[str]:
             kind, used = known.get(_name(node.args[0]) or ""), "getattr"
         else:
             continue
-        if kind is not None and used not in PLAIN and not _translated(node, parents, steps=kind == "Producer"):
+        if kind is not None and used not in PLAIN and not _translated(node, parents, steps=kind == "ProducerClient"):
             yield f"{path}:{node.lineno}: {ast.unparse(node)[:60]} in no block that translates its errors"
 
 
@@ -166,7 +166,7 @@ HEAD = "from confluent_kafka import Consumer\n"
         HEAD + "def f(one: Consumer):\n    with client_errors():\n        return lambda: one.poll(1)",
         HEAD + "def f(one: Consumer):\n    try:\n        one.poll(1)\n    except KafkaException:\n        pass",
         "from standfast.replication.kafka.feed import Feed\ndef f(feed: Feed):\n    feed.assign({})",
-        "from standfast.replication.kafka.producer import Producer\ndef f(one: Producer):\n    one.begin()",
+        "from standfast.replication.kafka.producer import ProducerClient\ndef f(one: ProducerClient):\n    one.begin()",
     ],
 )
 def test_planted_call_outside_of_every_block_is_found(planted: str) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import standfast as sf
-from standfast.restore.snapshot.checkpoints import Outcome, State, checkpoints, read_checkpoint
+from standfast.restore.snapshot.checkpoints import CheckpointOutcome, CheckpointState, checkpoints, read_checkpoint
 from standfast.restore.snapshot.fetch import restore_task
 from standfast.restore.snapshot.planning import Judged
 from standfast.restore.snapshot.storage import Storage
@@ -47,7 +47,7 @@ class Sums(NamedTuple):
 
 def complete(storage: Storage) -> list[int]:
     """Numbers of the complete checkpoints."""
-    return [one.number for one in checkpoints(storage) if one.state is State.COMPLETE]
+    return [one.number for one in checkpoints(storage) if one.state is CheckpointState.COMPLETE]
 
 
 def sums(storage: Storage, number: int, folder: Path, source: str) -> Sums:
@@ -73,7 +73,7 @@ def sums(storage: Storage, number: int, folder: Path, source: str) -> Sums:
     return Sums(_offsets(outcome, source), found["seen"], found["totals"])
 
 
-def _offsets(outcome: Outcome, source: str) -> int:
+def _offsets(outcome: CheckpointOutcome, source: str) -> int:
     return sum(
         offset for part in outcome.parts for key, offset in part.cut.sources.items() if key.rpartition("/")[0] == source
     )

@@ -7,14 +7,14 @@ from typing import Any
 
 from standfast.ops.demo.board import DAY_MS
 from standfast.ops.demo.check import compare_finals, compare_rows
-from standfast.ops.demo.place import Place
+from standfast.ops.demo.place import DemoPlace
 from standfast.ops.demo.result import Json, judged
 
 
 def good_result(spark_hint: str = "leave --no-spark out", **changes: Any) -> Json:
     """A run in which every row is equal, but for changes."""
     parts: Json = {
-        "log": asdict(Place("embedded", "sqlite:////x/log.db")),
+        "log": asdict(DemoPlace("embedded", "sqlite:////x/log.db")),
         "fed": {
             "data": "sample",
             "source": "x.csv",

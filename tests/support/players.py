@@ -30,7 +30,7 @@ from functools import partialmethod
 from typing import Any
 
 from standfast.replication.credits import Decision
-from standfast.replication.standby import LimitSet, Reinitialise, Step
+from standfast.replication.standby import LimitSet, Reinitialise, StandbyStep
 from standfast.store.errors import StandfastError
 from standfast.stream.app.testing import Driver
 from standfast.stream.emit import ON_WINDOW_CLOSE, ON_WINDOW_UPDATE
@@ -113,7 +113,7 @@ class StandbyPlayer(Lines, Follower):
                 return [f"limit={answer.limit}" + (" regressed" if answer.regressed else "")]
             case Reinitialise():
                 return [f"reinitialise {answer.reason} position={answer.position} dropped={answer.dropped}"]
-            case Step():
+            case StandbyStep():
                 words = [type(answer).__name__.lower(), *(str(record.offset) for record in answer.apply)]
                 words += [f"position={answer.position}", f"kept={answer.kept}"]
                 words += ["pause"] if answer.pause else []

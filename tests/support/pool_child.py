@@ -22,19 +22,19 @@ from standfast.replication.placement.checkpoint import Order, PartReport
 from standfast.store.clock import SystemClock
 from standfast.store.process.parent import Parent, lent_channel
 from standfast.stream.snapshot_counts import SnapshotCounts
-from standfast.stream.workers.orders import ACTIVE, RUNNING, STANDBY, HeldTask
+from standfast.stream.workers.orders import ACTIVE, RUNNING, STANDBY, ReportedTask
 from standfast.stream.workers.protocol import (
     Asked,
-    Checkpoint,
-    Closed,
-    Failed,
-    Hold,
-    Open,
-    Opened,
-    Pause,
+    ClosedReport,
+    FailedReport,
+    FollowCheckpoint,
+    HoldOrder,
+    OpenedReport,
+    OpenOrder,
+    PauseOrder,
     Ready,
     Report,
-    Stop,
+    StopOrder,
     checkpoint_of,
     counted,
     order_of,
@@ -53,7 +53,7 @@ class Child:
         channel = lent_channel()
         assert channel is not None
         self.parent = Parent(20, channel)
-        self.held: dict[TaskId, HeldTask] = {}
+        self.held: dict[TaskId, ReportedTask] = {}
         self.since: dict[TaskId, int] = {}
         self.left: dict[TaskId, Left] = {}
         self.round = 0
@@ -75,23 +75,23 @@ class Child:
 
     def obey(self, line: bytes) -> None:
         command = parse_command(line)
-        if isinstance(command, Open):
+        if isinstance(command, OpenOrder):
             if self.how in ("outage", "wrong"):
                 kind = "Unavailable" if self.how == "outage" else "KeyError"
-                self.tell(Failed(kind, "as the test wants it", ("a note",)))
+                self.tell(FailedReport(kind, "as the test wants it", ("a note",)))
                 os._exit(1)
-            self.tell(Opened())
-        elif isinstance(command, Pause):
+            self.tell(OpenedReport())
+        elif isinstance(command, PauseOrder):
             print(f"worker paused: {command.on}", flush=True)
-        elif isinstance(command, Stop):
+        elif isinstance(command, StopOrder):
             if self.how == "lingers":
-                self.tell(Closed())
+                self.tell(ClosedReport())
                 ctypes.PyDLL(None).sleep(LINGER_S)  # as an interpreter that ends: no thread of it goes on
             sys.exit(0)
-        elif isinstance(command, Hold):
+        elif isinstance(command, HoldOrder):
             order = order_of(command)
-            tasks = {task: HeldTask(ACTIVE, RUNNING, 0, number) for task, number in order.active.items()}
-            tasks |= {task: HeldTask("standby", STANDBY, 3) for task in order.standby}
+            tasks = {task: ReportedTask(ACTIVE, RUNNING, 0, number) for task, number in order.active.items()}
+            tasks |= {task: ReportedTask("standby", STANDBY, 3) for task in order.standby}
             if self.how == "holds":
                 tasks = {**{task: one for task, one in self.held.items() if task not in tasks}, **tasks}
             now_ms = SystemClock().monotonic_ms()
@@ -102,7 +102,7 @@ class Child:
                 self.tell(Asked("pause"))
             self.held, self.round = dict(tasks), order.round
             self.report()
-        elif isinstance(command, Checkpoint):
+        elif isinstance(command, FollowCheckpoint):
             self.checkpoint = checkpoint_of(command)
             self.report()
             self.counts.made["made"] += 1

@@ -19,13 +19,13 @@ import pytest
 import uvloop
 
 import standfast as sf
-from standfast.ops.sidecar.engine.engine import Engine
+from standfast.ops.sidecar.engine.engine import TaskEngine
 from standfast.ops.sidecar.resp.budget import Budget
 from standfast.ops.sidecar.resp.connection import Authenticate, Connection, Offload, RespContext
 from standfast.ops.sidecar.resp.requests import RequestReader
 from standfast.ops.sidecar.resp.scans import Cursors
 from standfast.ops.sidecar.resp.server import RespLimits, RespServer
-from standfast.ops.sidecar.resp.table import Table
+from standfast.ops.sidecar.resp.table import CommandTable
 from standfast.store.clock import ManualClock
 from support.session_source import SessionSource
 
@@ -152,7 +152,7 @@ class RespBench:
             session.assign(active=active)
             session.wait_ready(TIMEOUT_S)
         self.current = session
-        engine = Engine(SessionSource(session), session.clock, source_group="app")
+        engine = TaskEngine(SessionSource(session), session.clock, source_group="app")
         server = RespServer(engine, self.loop, limits=limits, **options)
         self.servers.append(server)
         self.run(server.open(self.path))
@@ -257,11 +257,11 @@ class Desk:
 
     def __init__(self, session: sf.Session, authenticate: Authenticate | None = None) -> None:
         self.session = session
-        self.engine = Engine(SessionSource(session), session.clock, source_group="app")
+        self.engine = TaskEngine(SessionSource(session), session.clock, source_group="app")
         self.talks: list[Talk] = []
         self.held: list[tuple[Connection, Offload]] = []
         self.hold = False
-        table = Table(self.engine.counters)
+        table = CommandTable(self.engine.counters)
         self.context = RespContext(
             self.engine, table.commands, table.find, self._offload, Cursors(), "test", authenticate
         )._replace(budget=Budget(256 << 20))

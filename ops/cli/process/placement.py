@@ -23,7 +23,7 @@ from standfast.store.names import few
 if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
     from standfast.replication.log import Log
-    from standfast.replication.placement.seen import Seen
+    from standfast.replication.placement.seen import PlacementSeen
 
 HAS_OWNER = frozenset({"running", "restoring", "opening", "moving"})
 
@@ -84,7 +84,7 @@ def run_seen(args: argparse.Namespace, out: Output) -> int:
     return NEGATIVE if homeless else OK
 
 
-def look(log: Log, app: str) -> Seen:
+def look(log: Log, app: str) -> PlacementSeen:
     """The placement of an application, as its log has it now.
 
     Raises InvalidRequest for an application without managed placement, NotReady before its first generation,

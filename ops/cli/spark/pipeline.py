@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
     from standfast.replication.log import Log
     from standfast.restore.spark.folder import Folder
-    from standfast.restore.spark.pipeline import PipelineDone, Reader, Steps, StoreJob
+    from standfast.restore.spark.pipeline import PipelineDone, PipelineReader, Steps, StoreJob
     from standfast.store.specs import StoreSpec
 
 OpenSession: TypeAlias = Callable[..., AbstractContextManager[Any]]
@@ -130,7 +130,7 @@ def _run(
     open_session: OpenSession,
 ) -> tuple[PipelineDone, Json]:
     from standfast.restore.spark.folder import Folder
-    from standfast.restore.spark.pipeline import Reader, check_out
+    from standfast.restore.spark.pipeline import PipelineReader, check_out
     from standfast.restore.spark.settle import settled_jobs
 
     folder = Folder(args.out)
@@ -143,7 +143,7 @@ def _run(
         "source": args.source,
     }
     split, at_once = split_bytes(args), stores_at_once(args)
-    reader = Reader(args.source, options, file_bytes(args), args.include_values, split, at_once)
+    reader = PipelineReader(args.source, options, file_bytes(args), args.include_values, split, at_once)
     session = open_session(args, out, f"standfast pipeline {jobs[0].app}")
     # Settled in the session: positions of state in object storage are in its databases, which tasks of Spark fetch.
     with session as spark, steps_shown(out) as steps, settled_jobs(spark, log, jobs) as jobs:
@@ -158,7 +158,7 @@ def run_and_report(
     steps: Steps,
     about: Json,
     *,
-    reader: Reader | None = None,
+    reader: PipelineReader | None = None,
 ) -> tuple[PipelineDone, Json]:
     """Run all steps, then write the report to `folder`; returns the results and their document. `about`: looked_at,
     state, source."""

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from standfast.ops.observe.offline import OfflineStores
     from standfast.ops.shared.output import Output
     from standfast.replication.log import Log
-    from standfast.restore.compare import Found, RowSide
+    from standfast.restore.compare import RowSide, UnequalRow
     from standfast.restore.verify.at_rest import TaskAtRest
     from standfast.restore.verify.verify import StoreVerdict
     from standfast.store.task.task_stores import AnyStore
@@ -354,7 +354,7 @@ def store_document(one: StoreVerdict) -> Json:
     }
 
 
-def _difference(kind: str, row: Found) -> Json:
+def _difference(kind: str, row: UnequalRow) -> Json:
     from standfast.ops.shared.text import bytes_text, hex_text
     from standfast.restore.report.text import key_text
     from standfast.store.specs import TRAITS

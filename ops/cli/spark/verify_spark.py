@@ -33,7 +33,7 @@ from standfast.restore.addresses import shown_address
 if TYPE_CHECKING:
     from standfast.ops.shared.output import Output
     from standfast.replication.log import Log
-    from standfast.restore.spark.places import Place
+    from standfast.restore.spark.places import TaskPlace
     from standfast.restore.spark.verify import StoredAt, StorePlan, Verified
 
 OpenSession: TypeAlias = Callable[..., AbstractContextManager[Any]]
@@ -109,7 +109,7 @@ def _verify(
     open_session: OpenSession,
 ) -> list[Verified]:
     from standfast.restore.spark.settle import settled
-    from standfast.restore.spark.stores import Progress, StoreWork, each_store
+    from standfast.restore.spark.stores import StoresProgress, StoreWork, each_store
     from standfast.restore.spark.verify import verify_store
 
     options = connector_options(log.address) if args.source == "connector" else {}
@@ -117,7 +117,7 @@ def _verify(
     session = open_session(args, out, "standfast verify")
     # Settled in the session: positions of state in object storage are in its databases, which tasks of Spark fetch.
     with session as spark, settled(spark, log, plans) as plans, part_progress(out, "verifying") as bar:
-        progress = Progress(len(plans), lambda _number, _total, what: bar.describe(what), bar.at)
+        progress = StoresProgress(len(plans), lambda _number, _total, what: bar.describe(what), bar.at)
 
         def work(plan: StorePlan) -> StoreWork[Verified]:
             def run(own: Any) -> Verified:
@@ -155,10 +155,10 @@ def opened_notes(stored: Mapping[str, Mapping[int, StoredAt]]) -> list[str]:
     ]
 
 
-def places_of(args: argparse.Namespace) -> list[Place]:
+def places_of(args: argparse.Namespace) -> list[TaskPlace]:
     """The state that the flags name: a snapshot, or tasks at rest. Raises InvalidRequest if a live process owns it."""
     from standfast.restore.snapshot.place import names_snapshot
-    from standfast.restore.spark.places import Place, manifest_places, remote_places, storage_places
+    from standfast.restore.spark.places import TaskPlace, manifest_places, remote_places, storage_places
     from standfast.store.errors import InvalidRequest
 
     settings = settings_of(args)
@@ -183,10 +183,10 @@ def places_of(args: argparse.Namespace) -> list[Place]:
             f"{owned.path} is owned by pid {owned.owner_pid}, which is running: its files would change under Spark's "
             "tasks; stop it, take a checkpoint, or verify without --spark"
         )
-    return [Place(task.app, task.task, str(task.path)) for task in tasks]
+    return [TaskPlace(task.app, task.task, str(task.path)) for task in tasks]
 
 
-def _chosen(places: list[Place], args: argparse.Namespace) -> list[Place]:
+def _chosen(places: list[TaskPlace], args: argparse.Namespace) -> list[TaskPlace]:
     from standfast.store.errors import InvalidRequest
 
     if args.partition is None:

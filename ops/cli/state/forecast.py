@@ -27,7 +27,7 @@ SCHEMA = "standfast.restore-plan/2"
 
 def run_forecast(args: argparse.Namespace, out: Output) -> int:
     """restore --dry-run without folders."""
-    from standfast.restore.forecast.look import Look
+    from standfast.restore.forecast.look import ForecastLook
     from standfast.restore.snapshot.opening import open_existing
     from standfast.store.clock import SystemClock
     from standfast.store.task.state_dir import owner_pid
@@ -40,7 +40,7 @@ def run_forecast(args: argparse.Namespace, out: Output) -> int:
     storage = None if to is None else open_existing(to, app)
     log = log_of(args)
     try:
-        look = Look(log, app, state_path, storage=storage, declared=declared, now_ms=SystemClock().wall_ms())
+        look = ForecastLook(log, app, state_path, storage=storage, declared=declared, now_ms=SystemClock().wall_ms())
         found = look.forecast(tasks)
     finally:
         log.close()

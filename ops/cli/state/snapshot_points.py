@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from standfast.ops.shared.output import Output
     from standfast.replication.log import Log
-    from standfast.restore.snapshot.at_point import AtPoint, Wanted
+    from standfast.restore.snapshot.at_point import AtPoint, WantedPoint
     from standfast.restore.snapshot.clone import Cloned
     from standfast.restore.snapshot.manifest import Snapshot
     from standfast.restore.snapshot.storage import Storage
@@ -192,9 +192,9 @@ def _restore_folder(
     return OK
 
 
-def _wanted(args: argparse.Namespace) -> Wanted:
+def _wanted(args: argparse.Namespace) -> WantedPoint:
     from standfast.ops.shared.times import parse_time
-    from standfast.restore.snapshot.at_point import ONLY, Wanted
+    from standfast.restore.snapshot.at_point import ONLY, WantedPoint
     from standfast.restore.snapshot.names import parse_name
 
     offsets: dict[str, int] = {}
@@ -217,10 +217,10 @@ def _wanted(args: argparse.Namespace) -> Wanted:
     snapshots = {name.task: name for name in names}
     if len(snapshots) != len(names):
         raise InvalidRequest("--snapshot names two snapshots of one task: give one of each")
-    return Wanted(offsets, time_ms, snapshots)
+    return WantedPoint(offsets, time_ms, snapshots)
 
 
-def _tasks(args: argparse.Namespace, storage: Storage, wanted: Wanted) -> list[str]:
+def _tasks(args: argparse.Namespace, storage: Storage, wanted: WantedPoint) -> list[str]:
     """The tasks to restore. A point of offsets is of one task; a whole application has all of its tasks."""
     from standfast.replication.offsets import TaskId
     from standfast.restore.snapshot.catalogue import listed

@@ -230,7 +230,7 @@ def _usable(
 def _judge(args: argparse.Namespace, app: str) -> Iterator[Callable[[Snapshot, str], Judged]]:
     """Judges a snapshot of a task: by its names, and by the log where the arguments name one."""
     from standfast.ops.cli.arguments import log_of
-    from standfast.restore.forecast.look import Look
+    from standfast.restore.forecast.look import ForecastLook
     from standfast.restore.snapshot.planning import judge_names
     from standfast.store.clock import SystemClock
 
@@ -238,7 +238,7 @@ def _judge(args: argparse.Namespace, app: str) -> Iterator[Callable[[Snapshot, s
         yield lambda snapshot, task: judge_names(snapshot, app, task)
         return
     with closing(log_of(args)) as log:
-        look = Look(log, app, None, now_ms=SystemClock().wall_ms())
+        look = ForecastLook(log, app, None, now_ms=SystemClock().wall_ms())
         yield look.judge
 
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from standfast.ops.observe.health import Facts
+from standfast.ops.observe.health import HealthFacts
 from standfast.ops.observe.metrics_servers import VerifyNumbers
 from standfast.ops.shared.control_stores import shape_of
 from standfast.ops.shared.error_codes import NOT_ASSIGNED, Refused, message_of
 from standfast.ops.sidecar.control.plane import ControlPlane
-from standfast.ops.sidecar.engine.task_table import Table
+from standfast.ops.sidecar.engine.task_table import TableMoment
 from standfast.replication.offsets import TaskId
 from standfast.replication.takeover import MemberPlan
 from standfast.restore.verify.verify import committed_views, verify_task
@@ -211,12 +211,12 @@ class Answers:
 
         return run
 
-    def facts(self, *, loop_age_ms: int) -> Facts:
+    def facts(self, *, loop_age_ms: int) -> HealthFacts:
         """The facts of the last round that health is judged by: takes no lock, asks neither log nor disk."""
         plane = self._plane
         table, config = plane.table.now, plane.config
         workers = plane.session.workers
-        return Facts(
+        return HealthFacts(
             loop_age_ms=loop_age_ms,
             # From the control thread's last look; if that waits for the log now, this age shows it.
             control_age_ms=plane.clock.monotonic_ms() - plane.heard_ms,
@@ -263,7 +263,7 @@ def _held_by(member: str, plan: MemberPlan) -> list[Json]:
     ]
 
 
-def _taken_over(table: Table) -> list[str]:
+def _taken_over(table: TableMoment) -> list[str]:
     return [f"task 0_{partition}: {why}" for partition, why in sorted(table.fenced.items())]
 
 

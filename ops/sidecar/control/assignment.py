@@ -26,7 +26,7 @@ class StaleGeneration(Fenced):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedTasks:
     """The application's assignment: partitions by role, and the source partitions that each active task reads."""
 
     generation: int = -1
@@ -41,18 +41,18 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class ApplicationLease:
     """The time that the application may be silent; `until_ms` on the monotonic clock, None: it asked for no lease."""
 
     lease_ms: int | None = None
     until_ms: int | None = None
     ended: bool = False
 
-    def renewed(self, now_ms: int) -> Lease:
+    def renewed(self, now_ms: int) -> ApplicationLease:
         """The lease after a heartbeat."""
         return self if self.lease_ms is None else replace(self, until_ms=now_ms + self.lease_ms)
 
-    def heard(self, at_ms: int) -> Lease:
+    def heard(self, at_ms: int) -> ApplicationLease:
         """The lease after a heartbeat of that time; unchanged while it does not run, or if a later one came."""
         renewed = self.renewed(at_ms)
         # Heartbeats count when they come, on the event loop; the control thread may read an older one after a renewal.
@@ -64,7 +64,7 @@ class Lease:
         return not self.ended and self.until_ms is not None and now_ms >= self.until_ms
 
 
-def wanted_of(body: Assignment) -> Wanted:
+def wanted_of(body: Assignment) -> WantedTasks:
     """The assignment that a request asks for. Raises InvalidRequest for a partition that is named twice, and for a
     source of another partition."""
     roles: dict[int, str] = {}
@@ -83,7 +83,7 @@ def wanted_of(body: Assignment) -> Wanted:
                 )
         if one.role == "active":
             sources[one.partition] = tuple((at.topic, at.partition) for at in read)
-    return Wanted(
+    return WantedTasks(
         body.generation,
         frozenset(partition for partition, role in roles.items() if role == "active"),
         frozenset(partition for partition, role in roles.items() if role == "standby"),
@@ -91,7 +91,7 @@ def wanted_of(body: Assignment) -> Wanted:
     )
 
 
-def decide(present: Wanted, lease: Lease, asked: Wanted) -> bool:
+def decide(present: WantedTasks, lease: ApplicationLease, asked: WantedTasks) -> bool:
     """Whether the assignment changes anything. Raises StaleGeneration, or InvalidRequest for two under one number."""
     if asked.generation < present.generation:
         raise StaleGeneration(
@@ -112,10 +112,10 @@ def decide(present: Wanted, lease: Lease, asked: Wanted) -> bool:
     return False
 
 
-def without(present: Wanted, partitions: Iterable[int]) -> Wanted:
+def without(present: WantedTasks, partitions: Iterable[int]) -> WantedTasks:
     """The assignment without these partitions, after a revoke, under the same generation."""
     gone = frozenset(partitions)
-    return Wanted(
+    return WantedTasks(
         present.generation,
         present.active - gone,
         present.standby - gone,
@@ -123,7 +123,7 @@ def without(present: Wanted, partitions: Iterable[int]) -> Wanted:
     )
 
 
-def check_generation(present: Wanted, lease: Lease, generation: int) -> None:
+def check_generation(present: WantedTasks, lease: ApplicationLease, generation: int) -> None:
     """Raise StaleGeneration if a request speaks under another generation than the present one, or its lease is over."""
     if lease.ended:
         raise StaleGeneration("the lease is over and the tasks are closed: assign under a larger generation")

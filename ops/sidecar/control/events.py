@@ -22,7 +22,7 @@ QUEUE_MAX = 1_000
 REMEMBERED = 1_000
 
 
-class Event(NamedTuple):
+class SidecarEvent(NamedTuple):
     """One event; `data` is JSON text."""
 
     number: int
@@ -34,12 +34,12 @@ class Event(NamedTuple):
         return f"id: {self.number}\nevent: {self.name}\ndata: {self.data}\n\n".encode()
 
 
-class Listener:
+class EventListener:
     """One stream. `queue` ends with None when its reader was too slow, or when the sidecar ends."""
 
     def __init__(self) -> None:
         # One place more than events, for the None that ends the stream.
-        self.queue: asyncio.Queue[Event | None] = asyncio.Queue(QUEUE_MAX + 1)
+        self.queue: asyncio.Queue[SidecarEvent | None] = asyncio.Queue(QUEUE_MAX + 1)
 
 
 class Events:
@@ -48,8 +48,8 @@ class Events:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._numbers = itertools.count(1)
-        self._listeners: set[Listener] = set()
-        self._past: deque[Event] = deque(maxlen=REMEMBERED)
+        self._listeners: set[EventListener] = set()
+        self._past: deque[SidecarEvent] = deque(maxlen=REMEMBERED)
         self._last = 0
         self.heard: Callable[[str, Mapping[str, Any]], None] | None = None  # called with each event, by its publisher
 
@@ -64,20 +64,20 @@ class Events:
         # Queues belong to the loop, and events come from any thread.
         self._loop.call_soon_threadsafe(self._deliver, name, text)
 
-    def listen(self, after: int | None = None) -> Listener:
+    def listen(self, after: int | None = None) -> EventListener:
         """A new stream; `after`: the last event that it saw. On the event loop."""
-        listener = Listener()
+        listener = EventListener()
         if after is not None:
             missed = [event for event in self._past if event.number > after]
             # A number above the last one is of an earlier process, whose numbers began at 1 too.
             if after > self._last or (missed and missed[0].number > after + 1):
-                missed.insert(0, Event(self._last, "missed", "{}"))
+                missed.insert(0, SidecarEvent(self._last, "missed", "{}"))
             for event in missed[-QUEUE_MAX:]:
                 listener.queue.put_nowait(event)
         self._listeners.add(listener)
         return listener
 
-    def forget(self, listener: Listener) -> None:
+    def forget(self, listener: EventListener) -> None:
         """Remove a stream that ended."""
         self._listeners.discard(listener)
 
@@ -88,7 +88,7 @@ class Events:
 
     def _deliver(self, name: str, text: str) -> None:
         self._last = next(self._numbers)
-        event = Event(self._last, name, text)
+        event = SidecarEvent(self._last, name, text)
         self._past.append(event)
         for listener in list(self._listeners):
             if listener.queue.qsize() >= QUEUE_MAX:
@@ -96,7 +96,7 @@ class Events:
             else:
                 listener.queue.put_nowait(event)
 
-    def _end(self, listener: Listener) -> None:
+    def _end(self, listener: EventListener) -> None:
         self._listeners.discard(listener)
         # Room for the None that ends the stream: the queue of a reader that is too slow is full.
         while listener.queue.full():

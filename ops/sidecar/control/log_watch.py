@@ -21,7 +21,7 @@ from standfast.store.log import OVER, as_event, logger
 LOOK_S = 0.25
 
 
-class LogWatch:
+class SidecarLogWatch:
     """Watches the log that `log` returns, None while there is none."""
 
     def __init__(self, log: Callable[[], Log | None], clock: Clock) -> None:

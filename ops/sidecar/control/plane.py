@@ -21,19 +21,19 @@ from functools import partial
 from typing import TypeVar
 
 from standfast.ops.config.types import Config
-from standfast.ops.observe.health import Restoring
+from standfast.ops.observe.health import RestoringHealth
 from standfast.ops.observe.verdict import duration
 from standfast.ops.shared.control_stores import Conflict, declare
 from standfast.ops.shared.error_codes import CONFLICT, DRAINING, RESTORING, Refused, message_of, reason_of
 from standfast.ops.sidecar.control import assignment as assignments
-from standfast.ops.sidecar.control.assignment import Lease, Wanted
+from standfast.ops.sidecar.control.assignment import ApplicationLease, WantedTasks
 from standfast.ops.sidecar.control.events import Events
-from standfast.ops.sidecar.control.log_watch import LogWatch
+from standfast.ops.sidecar.control.log_watch import SidecarLogWatch
 from standfast.ops.sidecar.control.schema import Assignment, Revoke, Stores, given
 from standfast.ops.sidecar.control.session import ControlSession, failure_of
-from standfast.ops.sidecar.control.timers import Timers
-from standfast.ops.sidecar.engine.engine import Engine
-from standfast.ops.sidecar.engine.task_table import Table, TaskTable
+from standfast.ops.sidecar.control.timers import SidecarTimers
+from standfast.ops.sidecar.engine.engine import TaskEngine
+from standfast.ops.sidecar.engine.task_table import TableMoment, TaskTable
 from standfast.ops.sidecar.worker.assign_each import HeldTasks
 from standfast.replication.shapes import plain
 from standfast.replication.tail.open_log import disk_guard
@@ -75,14 +75,14 @@ class ControlPlane:
         assert config.app.name is not None
         self.config = config
         self.clock = clock
-        self.watch = LogWatch(lambda: self.session.session.log if self.session.is_open else None, clock)
+        self.watch = SidecarLogWatch(lambda: self.session.session.log if self.session.is_open else None, clock)
         self.table = TaskTable(self.watch.now)
-        self.engine = Engine(self.table, clock, source_group=config.app.name)
+        self.engine = TaskEngine(self.table, clock, source_group=config.app.name)
         self.engine.trouble = self.watch.now
         self.events = Events(loop)
-        self.timers = Timers(clock, self.events)
-        self.wanted = Wanted()
-        self.lease = Lease()
+        self.timers = SidecarTimers(clock, self.events)
+        self.wanted = WantedTasks()
+        self.lease = ApplicationLease()
         self._beat = (-1, 0)  # generation and time of the last heartbeat
         self._abandoned = False  # whether the end of the lease closed tasks
         self.specs: tuple[StoreSpec, ...] = config.stores
@@ -92,7 +92,7 @@ class ControlPlane:
         self.draining = False
         self.fatal: BaseException | None = None
         self.heard_ms = clock.monotonic_ms()
-        self.pending: Sequence[Restoring] = ()  # active tasks that are not whole, as of the last round
+        self.pending: Sequence[RestoringHealth] = ()  # active tasks that are not whole, as of the last round
         self._loop = loop
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._fenced: dict[int, str] = {}
@@ -115,7 +115,7 @@ class ControlPlane:
         """Run a job in the control thread."""
         return _given_to(self._jobs.put, job)
 
-    def heartbeat(self, generation: int) -> Lease:
+    def heartbeat(self, generation: int) -> ApplicationLease:
         """Renew the lease, as of now, however long the control thread is busy. On the event loop.
 
         Raises Fenced if it is over, or of another generation.
@@ -207,9 +207,9 @@ class ControlPlane:
         self._fenced.clear()
         self._reopen_ms.clear()
         self._abandoned = False
-        self.lease = Lease(lease_ms)  # it begins to run once the tasks are opened
+        self.lease = ApplicationLease(lease_ms)  # it begins to run once the tasks are opened
         self.wanted = asked
-        self.pending = [Restoring(partition, "restoring", "opening") for partition in sorted(asked.active)]
+        self.pending = [RestoringHealth(partition, "restoring", "opening") for partition in sorted(asked.active)]
         self.timers.keep(asked.active)
         # Named tasks are compared with their owners in the log: assigned elsewhere and back, an open task would serve
         # old rows as ready.
@@ -248,7 +248,7 @@ class ControlPlane:
     def close_tasks(self) -> None:
         """Close every task cleanly and leave the group."""
         # Out of the table first, so that no call takes up a task that is about to close.
-        self.table.now = Table()
+        self.table.now = TableMoment()
         self._closing(self.wanted.active)
         self.session.close()
 
@@ -337,7 +337,7 @@ class ControlPlane:
         ended = self.lease.ended and self._abandoned
         return f"the lease of generation {self.wanted.generation} has ended" if ended else ""
 
-    def _lease_heard(self) -> Lease:
+    def _lease_heard(self) -> ApplicationLease:
         """The lease with the last heartbeat."""
         generation, at_ms = self._beat
         return self.lease.heard(at_ms) if generation == self.wanted.generation else self.lease
@@ -362,7 +362,7 @@ class ControlPlane:
         self.table.now = table
         self._tell_pressure(table)
 
-    def _tell_pressure(self, table: Table) -> None:
+    def _tell_pressure(self, table: TableMoment) -> None:
         """Publish once for each task that its uncommitted writes are near the limit, above which writes are refused."""
         limit = self.config.limits.uncommitted_max_bytes
         held = {partition: task.stores.buffer.held_bytes for partition, task in table.open.items()}

@@ -56,7 +56,7 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ApiCall:
     """One call of the API. `role`: the role that its token needs; `body`: the class of its body, None: it has none."""
 
     method: str
@@ -86,7 +86,7 @@ class ControlRoutes:
         self._reads: tuple[object, Rows] | None = None
         self.on_drain: Callable[[float], Awaitable[None]] | None = None
 
-    async def respond(self, call: Call, request: Request) -> Response:
+    async def respond(self, call: ApiCall, request: Request) -> Response:
         """The answer to one request. Raises errors of the library."""
         body = await _body(request, call, self._plane.config.limits.http_body_max_bytes)
         return await call.handler(self, request, body)
@@ -270,7 +270,7 @@ class ControlRoutes:
         return await asyncio.wrap_future(self._plane.call(job))
 
 
-async def _body(request: Request, call: Call, limit: int) -> Any:
+async def _body(request: Request, call: ApiCall, limit: int) -> Any:
     known = {query.name for query in call.query}
     for name in request.query_params:
         if name not in known and not call.path.endswith("{verb}"):
@@ -333,13 +333,13 @@ def number(request: Request, name: str, most: int) -> int | None:
 _WAIT = Query("wait", schemas.Wait, "milliseconds to wait for the restore gate")
 _PARTITION = Query("partition", schemas.Partition, "only this partition")
 _R = ControlRoutes
-CALLS: tuple[Call, ...] = (
-    Call("GET", "/v1/hello", "read", "protocol, features, limits, instance", _R.hello),
-    Call("GET", "/v1/openapi.json", "read", "this document", _R.openapi),
-    Call("GET", "/v1/stores", "read", "the declared stores", _R.stores),
-    Call("PUT", "/v1/stores", "write", "declare stores; repeated: unchanged", _R.put_stores, schemas.Stores),
-    Call("GET", "/v1/assignment", "read", "the assignment, and the state of each task", _R.assignment),
-    Call(
+CALLS: tuple[ApiCall, ...] = (
+    ApiCall("GET", "/v1/hello", "read", "protocol, features, limits, instance", _R.hello),
+    ApiCall("GET", "/v1/openapi.json", "read", "this document", _R.openapi),
+    ApiCall("GET", "/v1/stores", "read", "the declared stores", _R.stores),
+    ApiCall("PUT", "/v1/stores", "write", "declare stores; repeated: unchanged", _R.put_stores, schemas.Stores),
+    ApiCall("GET", "/v1/assignment", "read", "the assignment, and the state of each task", _R.assignment),
+    ApiCall(
         "PUT",
         "/v1/assignment",
         "write",
@@ -347,18 +347,18 @@ CALLS: tuple[Call, ...] = (
         _R.put_assignment,
         schemas.Assignment,
     ),
-    Call("POST", "/v1/revoke", "write", "close tasks and return their final positions", _R.revoke, schemas.Revoke),
-    Call("POST", "/v1/heartbeat", "write", "renew the lease of a generation", _R.heartbeat, schemas.Heartbeat),
-    Call("GET", "/v1/ready", "read", "wait for the restore gate, as a long poll", _R.ready, query=(_WAIT,)),
-    Call("GET", "/v1/events", "read", "Server-Sent Events", _R.events, statuses=(429, 503)),
-    Call("POST", "/v1/schedule", "write", "start a punctuator of an active task", _R.schedule, schemas.Schedule),
-    Call("DELETE", "/v1/schedule/{id}", "write", "end a punctuator", _R.unschedule, statuses=(400, 404)),
-    Call("GET", "/v1/status", "read", "the status of the whole sidecar", status),
-    Call("GET", "/v1/tasks", "read", "the tasks of the status", tasks),
-    Call("GET", "/v1/lags", "read", "position, end and lag of each store", _R.lags),
-    Call("GET", "/v1/locate", "read", "which members hold which tasks", _R.locate, query=(_PARTITION,)),
-    Call("GET", "/v1/stores/{name}/{verb}", "read", "rows for people: get, scan, fetch", rows),
-    Call(
+    ApiCall("POST", "/v1/revoke", "write", "close tasks and return their final positions", _R.revoke, schemas.Revoke),
+    ApiCall("POST", "/v1/heartbeat", "write", "renew the lease of a generation", _R.heartbeat, schemas.Heartbeat),
+    ApiCall("GET", "/v1/ready", "read", "wait for the restore gate, as a long poll", _R.ready, query=(_WAIT,)),
+    ApiCall("GET", "/v1/events", "read", "Server-Sent Events", _R.events, statuses=(429, 503)),
+    ApiCall("POST", "/v1/schedule", "write", "start a punctuator of an active task", _R.schedule, schemas.Schedule),
+    ApiCall("DELETE", "/v1/schedule/{id}", "write", "end a punctuator", _R.unschedule, statuses=(400, 404)),
+    ApiCall("GET", "/v1/status", "read", "the status of the whole sidecar", status),
+    ApiCall("GET", "/v1/tasks", "read", "the tasks of the status", tasks),
+    ApiCall("GET", "/v1/lags", "read", "position, end and lag of each store", _R.lags),
+    ApiCall("GET", "/v1/locate", "read", "which members hold which tasks", _R.locate, query=(_PARTITION,)),
+    ApiCall("GET", "/v1/stores/{name}/{verb}", "read", "rows for people: get, scan, fetch", rows),
+    ApiCall(
         "POST",
         "/v1/verify",
         "admin",
@@ -367,8 +367,8 @@ CALLS: tuple[Call, ...] = (
         schemas.Verify,
         statuses=(400, 404, 409, 503),
     ),
-    Call("POST", "/v1/snapshots", "admin", "copy the files of the active tasks", _R.snapshot, schemas.Snapshot),
-    Call("GET", "/v1/snapshots", "read", "the existing copies", _R.snapshots),
-    Call("POST", "/v1/drain", "admin", "take no more work and close the tasks", _R.drain, schemas.Drain),
-    Call("POST", "/v1/wipe", "admin", "set a task's files aside and restore it", _R.wipe, schemas.Wipe),
+    ApiCall("POST", "/v1/snapshots", "admin", "copy the files of the active tasks", _R.snapshot, schemas.Snapshot),
+    ApiCall("GET", "/v1/snapshots", "read", "the existing copies", _R.snapshots),
+    ApiCall("POST", "/v1/drain", "admin", "take no more work and close the tasks", _R.drain, schemas.Drain),
+    ApiCall("POST", "/v1/wipe", "admin", "set a task's files aside and restore it", _R.wipe, schemas.Wipe),
 )

@@ -14,16 +14,16 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from standfast.ops.config.types import Config
-from standfast.ops.observe.health import Restoring
+from standfast.ops.observe.health import RestoringHealth
 from standfast.ops.observe.status import status_document
 from standfast.ops.observe.status_merge import WorkerNumbers
 from standfast.ops.shared.control_stores import Conflict, shape_of
-from standfast.ops.sidecar.control.assignment import Wanted
-from standfast.ops.sidecar.engine.task_table import Table
-from standfast.ops.sidecar.worker.assign_each import HeldTask, HeldTasks, SidecarSession
+from standfast.ops.sidecar.control.assignment import WantedTasks
+from standfast.ops.sidecar.engine.task_table import TableMoment
+from standfast.ops.sidecar.worker.assign_each import AssignedTask, HeldTasks, SidecarSession
 from standfast.ops.sidecar.worker.mover import TaskMover
 from standfast.ops.sidecar.worker.process import StandbyWorker
-from standfast.ops.sidecar.worker.protocol import Open
+from standfast.ops.sidecar.worker.protocol import OpenTails
 from standfast.replication.log import Log
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.log_states import removed_heads
@@ -163,7 +163,7 @@ class ControlSession:
         # Beside a restore in this process RESP reads had a p99 of 3.1 ms, with the restore in another process 0.095 ms.
         workers = [
             StandbyWorker(
-                Open(
+                OpenTails(
                     app=self._state.app,
                     log=config.log_address,
                     state_root=str(self._state.path.parent),
@@ -295,8 +295,8 @@ class ControlSession:
     # -- figures and states -------------------------------------------------------------------------------------------
 
     def table(
-        self, snapshot: HeldTasks, wanted: Wanted, fenced: Mapping[int, str], pending: Sequence[Restoring]
-    ) -> Table:
+        self, snapshot: HeldTasks, wanted: WantedTasks, fenced: Mapping[int, str], pending: Sequence[RestoringHealth]
+    ) -> TableMoment:
         """The table of tasks that the servers may use, as of a snapshot."""
         held, running = snapshot.tasks, snapshot.running
         failed: dict[int, BaseException] = dict(self.mover.refused)
@@ -323,9 +323,9 @@ class ControlSession:
             shown = one is not None and one.end and state != "running"
             states[partition] = f"{state}: {one.fraction:.0%}" if one is not None and shown else state
         missing = [_line(far.get(partition), partition) for partition in sorted(shut)]
-        return Table(running, failed, states, missing, dict(fenced))
+        return TableMoment(running, failed, states, missing, dict(fenced))
 
-    def pending(self, snapshot: HeldTasks, wanted: Wanted) -> list[Restoring]:
+    def pending(self, snapshot: HeldTasks, wanted: WantedTasks) -> list[RestoringHealth]:
         """Active tasks that are not whole yet, in whichever process they restore, as of a snapshot."""
         held, full = snapshot.tasks, self._disk.full
         restores = [_shown(one) for one in snapshot.restores]
@@ -419,17 +419,19 @@ def _shown(restore: Any) -> dict[str, Any]:
     return {name: getattr(restore, name) for name in names}
 
 
-def _restoring(partition: int, held: HeldTask | None, restores: Sequence[Mapping[str, Any]], opening: str) -> Restoring:
+def _restoring(
+    partition: int, held: AssignedTask | None, restores: Sequence[Mapping[str, Any]], opening: str
+) -> RestoringHealth:
     state = "restoring" if held is None else held.state.value
     error = None if held is None else held.task.error
     if error is not None:
-        return Restoring(partition, state, reason=f"{type(error).__name__}: {error}")
+        return RestoringHealth(partition, state, reason=f"{type(error).__name__}: {error}")
     if not restores:
-        return Restoring(partition, state, reason=opening)
+        return RestoringHealth(partition, state, reason=opening)
     total = sum(one["end"] - one["start"] for one in restores)
     left = sum(one["remaining"] for one in restores)
     times = [one["seconds_left"] for one in restores]
-    return Restoring(
+    return RestoringHealth(
         partition,
         state,
         restores[0]["reason"],
@@ -441,7 +443,7 @@ def _restoring(partition: int, held: HeldTask | None, restores: Sequence[Mapping
     )
 
 
-def _line(one: Restoring | None, partition: int) -> str:
+def _line(one: RestoringHealth | None, partition: int) -> str:
     if one is None:
         return f"task 0_{partition}: waiting"
     far = f" at {one.position} of {one.end}" if one.end else ""

@@ -50,7 +50,7 @@ class _Queues:
     )
 
 
-class Timers:
+class SidecarTimers:
     """All schedules of the sidecar."""
 
     def __init__(self, clock: Clock, events: Events) -> None:

@@ -59,7 +59,7 @@ class CommitRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class CommittedBatch:
     """The batch that ended with a commit: its replies, a digest of its requests, and the stores that it touched, each
     with whether it was written. Kept for a client that sends the same batch again."""
 
@@ -68,7 +68,7 @@ class Kept:
     touched: frozenset[tuple[str, bool]] = frozenset()
 
 
-ALONE = Kept()  # a commit outside of a batch
+ALONE = CommittedBatch()  # a commit outside of a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +81,10 @@ class CommitAnswer:
     epoch: int
     seq: int | None
     changes: int
-    kept: Kept = ALONE
+    kept: CommittedBatch = ALONE
 
 
-class Repeats:
+class CommitRepeats:
     """The last numbered commit of one epoch of a task, so that a repeat can be recognised."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar
 
 from standfast.ops.shared.error_codes import BAD_BATCH, DRAINING, FENCED, Refused
 from standfast.ops.sidecar.engine.commit import CommitAnswer, CommitRequest
-from standfast.ops.sidecar.engine.statistics import EngineStatistics, ServerCounters
+from standfast.ops.sidecar.engine.statistics import RespStatistics, ServerCounters
 from standfast.ops.sidecar.engine.task import DISCARDED, TAKEN_UP, Binding, Commit, EngineTask, MustWait
 from standfast.store.clock import Clock
 from standfast.store.errors import StandfastError
@@ -53,7 +53,7 @@ class TaskSource(Protocol):
         ...
 
 
-class Engine:
+class TaskEngine:
     """The active tasks as the servers see them. `source_group` is the consumer group that source offsets belong to."""
 
     def __init__(self, source: TaskSource, clock: Clock, *, source_group: str) -> None:
@@ -129,7 +129,7 @@ class Engine:
         """The epoch of the running task. Raises as `TaskSource.running`."""
         return self._find(partition).task.epoch
 
-    def statistics(self) -> EngineStatistics:
+    def statistics(self) -> RespStatistics:
         """Connections, commits and commands by method, as they are now."""
         return self.counters.snapshot(
             sessions=len(self._bindings),

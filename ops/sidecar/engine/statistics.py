@@ -20,7 +20,7 @@ BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStatistics:
+class RespStatistics:
     """The RESP server at one moment. `calls` by method; `refusals` by method and name of the error code.
 
     `batches` counts commands per read of a socket (its buckets are numbers of commands, not seconds).
@@ -78,9 +78,9 @@ class ServerCounters:
             self.commits_failed += 1
         self.commit_seconds.observe(commit.seconds)
 
-    def snapshot(self, *, sessions: int, bound: int, committing: int) -> EngineStatistics:
+    def snapshot(self, *, sessions: int, bound: int, committing: int) -> RespStatistics:
         """An immutable copy of the counters."""
-        return EngineStatistics(
+        return RespStatistics(
             sessions=sessions,
             bound=bound,
             committing=committing,

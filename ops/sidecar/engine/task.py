@@ -19,7 +19,7 @@ from standfast.ops.shared.error_codes import (
     message_of,
     reason_of,
 )
-from standfast.ops.sidecar.engine.commit import ALONE, CommitAnswer, CommitRequest, Repeats
+from standfast.ops.sidecar.engine.commit import ALONE, CommitAnswer, CommitRepeats, CommitRequest
 from standfast.store.clock import Clock
 from standfast.store.errors import Fenced, InternalError, InvalidRequest, StandfastError
 from standfast.store.log import as_event, logger
@@ -120,7 +120,7 @@ class EngineTask:
         self.lost = ""
         self.commits = 0
         self.commit: Commit | None = None
-        self.repeats = Repeats()
+        self.repeats = CommitRepeats()
         self.waiting: list[Callable[[], None]] = []
 
     @property

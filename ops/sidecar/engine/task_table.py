@@ -16,7 +16,7 @@ from standfast.stream.task.task import Task
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableMoment:
     """One moment. `open`: tasks behind an open gate; `states`: every assigned partition, in a word or two.
 
     `failed`: active tasks that cannot be used, and why; `fenced`: tasks that a newer owner took, and why; `idle`: why
@@ -36,7 +36,7 @@ class TaskTable:
 
     def __init__(self, trouble: Callable[[], StandfastError | None] = lambda: None) -> None:
         """`trouble`: the log's trouble, if it has any now; tasks that are not open wait for the log then."""
-        self.now = Table()
+        self.now = TableMoment()
         self.trouble = trouble
 
     def running(self, partition: int) -> Task:

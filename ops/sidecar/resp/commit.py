@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from standfast.ops.shared.error_codes import BAD_REQUEST, NOT_UP_TO_BOUND, RESTORING, Refused, message_of, reason_of
-from standfast.ops.sidecar.engine.commit import ALONE, CommitAnswer, CommitRequest, Kept
+from standfast.ops.sidecar.engine.commit import ALONE, CommitAnswer, CommitRequest, CommittedBatch
 from standfast.ops.sidecar.engine.task import Commit
 from standfast.ops.sidecar.resp.arguments import text, whole
 from standfast.ops.sidecar.resp.connection import Answer, Connection, Offload, Until
@@ -83,7 +83,9 @@ def commit(c: Connection, args: list[bytes]) -> Answer:
     return run_commit(c, commit_request(args), ALONE, lambda answer: answer_reply(c, answer))
 
 
-def run_commit(c: Connection, request: CommitRequest, kept: Kept, reply: Callable[[CommitAnswer], bytes]) -> Answer:
+def run_commit(
+    c: Connection, request: CommitRequest, kept: CommittedBatch, reply: Callable[[CommitAnswer], bytes]
+) -> Answer:
     """Begin a commit, and answer when it is done; `kept` is the batch before it, for a repeat."""
     c.stores.check_may_write()
     begun = c.engine.begin_commit(c.binding, request)

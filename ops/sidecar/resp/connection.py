@@ -28,12 +28,12 @@ from standfast.ops.shared.error_codes import (
     message_of,
     reason_of,
 )
-from standfast.ops.sidecar.engine.engine import Engine
+from standfast.ops.sidecar.engine.engine import TaskEngine
 from standfast.ops.sidecar.engine.statistics import MethodCounters
 from standfast.ops.sidecar.engine.task import MustWait, Waited
 from standfast.ops.sidecar.resp.budget import Budget, request_bytes
 from standfast.ops.sidecar.resp.replies import NIL, QUEUED, error, plain_error
-from standfast.ops.sidecar.resp.stores import EVERYTHING, Grant, Stores
+from standfast.ops.sidecar.resp.stores import EVERYTHING, ConnectionStores, Grant
 from standfast.store.errors import StandfastError
 from standfast.store.log import as_event, logger
 
@@ -111,7 +111,7 @@ class RespContext(NamedTuple):
     `budget`: the bytes that all connections hold.
     """
 
-    engine: Engine
+    engine: TaskEngine
     table: dict[bytes, Command]
     find: Callable[[bytes], Command]
     offload: Callable[[Connection, Offload], None]
@@ -162,7 +162,9 @@ class Connection:
         self.label = b""
         self.version = 2
         self.nil = NIL[2]
-        self.stores = Stores(context.engine, self.binding, EVERYTHING if context.authenticate is None else None)
+        self.stores = ConnectionStores(
+            context.engine, self.binding, EVERYTHING if context.authenticate is None else None
+        )
         self.reads, self.writes = self.stores.reads, self.stores.writes
         self._token: bytes | None = None  # behind the grant
         self._revision = context.revision()

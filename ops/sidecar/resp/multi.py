@@ -14,7 +14,7 @@ from functools import partial
 from hashlib import blake2b
 
 from standfast.ops.shared.error_codes import BAD_BATCH, INTERNAL, TOO_LARGE, Refused, message_of, reason_of
-from standfast.ops.sidecar.engine.commit import ALONE, CommitAnswer, Kept
+from standfast.ops.sidecar.engine.commit import ALONE, CommitAnswer, CommittedBatch
 from standfast.ops.sidecar.engine.task import MustWait
 from standfast.ops.sidecar.resp.commit import answer_reply, commit_request, run_commit
 from standfast.ops.sidecar.resp.connection import Answer, Command, Connection
@@ -75,7 +75,7 @@ def _execute(c: Connection, queue: Queue, touched: Set[tuple[str, bool]]) -> Ans
     c.stores.forget()  # so that every store of the batch is found within it
     answers = _apply(c, queue[:-1])
     small = sum(map(len, answers)) <= REPLIES_KEPT_BYTES
-    kept = Kept(tuple(answers) if small else tuple([OK] * len(answers)), digest, frozenset(touched))
+    kept = CommittedBatch(tuple(answers) if small else tuple([OK] * len(answers)), digest, frozenset(touched))
     return run_commit(c, request, kept, lambda answer: replies([*answers, answer_reply(c, answer)]))
 
 

@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-from standfast.ops.sidecar.engine.engine import Engine
+from standfast.ops.sidecar.engine.engine import TaskEngine
 from standfast.ops.sidecar.resp.budget import Budget, request_bytes
 from standfast.ops.sidecar.resp.connection import Connection
 from standfast.ops.sidecar.resp.requests import BadRequest, HeldBytes, RequestReader
@@ -53,13 +53,13 @@ class ClientLimits(Protocol):
     def idle_s(self) -> int: ...
 
 
-class Host(Protocol):
+class RespHost(Protocol):
     """The server, as its clients see it. `ticks`: seconds, as far as sweeps went; `budget`: bytes of all clients.
 
     `buffer` takes each read of a socket; `turns` has the clients with more to do.
     """
 
-    engine: Engine
+    engine: TaskEngine
     loop: asyncio.AbstractEventLoop
     ticks: int
     budget: Budget
@@ -85,7 +85,7 @@ class RespProtocol(asyncio.BufferedProtocol):
         "_stalled", "_strange_s", "_transport", "connection", "ending",
     )  # fmt: skip
 
-    def __init__(self, server: Host) -> None:
+    def __init__(self, server: RespHost) -> None:
         self._server = server
         self._reader = RequestReader(server.limits.command_bytes)
         self._transport: asyncio.Transport | None = None

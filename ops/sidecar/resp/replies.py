@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from standfast.ops.shared.error_codes import Reason
+from standfast.ops.shared.error_codes import ErrorCode
 
 Value: TypeAlias = "bytes | str | int | Sequence[Value] | Mapping[str, Value] | None"
 
@@ -43,7 +43,7 @@ def replies(parts: Sequence[bytes]) -> bytes:
     return b"*%d\r\n%b" % (len(parts), b"".join(parts))
 
 
-def error(reason: Reason, message: str) -> bytes:
+def error(reason: ErrorCode, message: str) -> bytes:
     """An error: the first word of its error code, and one line."""
     return b"-%b %b\r\n" % (reason.resp.encode(), _line(message))
 

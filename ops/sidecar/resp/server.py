@@ -25,14 +25,14 @@ from pathlib import Path
 from standfast.ops.config.rules import SOCKET_PATH_MAX
 from standfast.ops.shared.error_codes import NOPERM
 from standfast.ops.shared.serve_files import Identity, identity, remove_own
-from standfast.ops.sidecar.engine.engine import Engine
+from standfast.ops.sidecar.engine.engine import TaskEngine
 from standfast.ops.sidecar.resp.budget import Budget
 from standfast.ops.sidecar.resp.connection import USUAL, Authenticate, CallLimits, Connection, Offload, RespContext
 from standfast.ops.sidecar.resp.protocol import RespProtocol
 from standfast.ops.sidecar.resp.replies import error
 from standfast.ops.sidecar.resp.requests import COMMAND_DEFAULT_BYTES
 from standfast.ops.sidecar.resp.scans import Cursors, Scans
-from standfast.ops.sidecar.resp.table import Table
+from standfast.ops.sidecar.resp.table import CommandTable
 from standfast.ops.sidecar.resp.turns import Turns
 from standfast.store.base.version import __version__
 from standfast.store.errors import Held, InvalidRequest
@@ -79,7 +79,7 @@ class RespServer:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: TaskEngine,
         loop: asyncio.AbstractEventLoop,
         *,
         limits: RespLimits | None = None,
@@ -102,7 +102,7 @@ class RespServer:
         self._listening: list[tuple[asyncio.AbstractServer, Path, Identity]] = []
         self._sweeper: asyncio.TimerHandle | None = None
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="standfast-resp")
-        table = Table(engine.counters)
+        table = CommandTable(engine.counters)
         shared = RespContext(engine, table.commands, table.find, self._offload, Cursors(), __version__)
         self._context = shared._replace(
             authenticate=authenticate,

@@ -15,14 +15,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from standfast.ops.shared.error_codes import BAD_NAME, BAD_REQUEST, NOPERM, Refused
-from standfast.ops.sidecar.engine.engine import Engine
+from standfast.ops.sidecar.engine.engine import TaskEngine
 from standfast.ops.sidecar.engine.task import Binding, EngineTask
 from standfast.ops.sidecar.resp.arguments import name as checked_name
 from standfast.store import serde as serdes
 from standfast.store.types.key_ranges import number_order
 
 
-class Command(Protocol):
+class CommandRights(Protocol):
     """The part of a command that its rights go by; see `connection.py`."""
 
     name: str
@@ -41,7 +41,7 @@ class Grant(NamedTuple):
 EVERYTHING = Grant("owner")
 
 
-class Found(dict["bytes | None", Any]):
+class FoundStores(dict["bytes | None", Any]):
     """Stores by the name that a request gives; `find` looks one up that is not here yet."""
 
     __slots__ = ("_find",)
@@ -54,7 +54,7 @@ class Found(dict["bytes | None", Any]):
         return store
 
 
-class Stores:
+class ConnectionStores:
     """See the head of this file. `grant` None: the connection has not authenticated.
 
     `touched`: names of the stores that a MULTI used, and whether it wrote them; None outside of one.
@@ -62,12 +62,12 @@ class Stores:
 
     __slots__ = ("_binding", "_engine", "grant", "reads", "touched", "writes")
 
-    def __init__(self, engine: Engine, binding: Binding, grant: Grant | None) -> None:
+    def __init__(self, engine: TaskEngine, binding: Binding, grant: Grant | None) -> None:
         self._engine = engine
         self._binding = binding
         self.grant = grant
-        self.reads = Found(lambda name: self._of(engine.task(binding), name, write=False))
-        self.writes = Found(lambda name: self._of(engine.write(binding), name, write=True))
+        self.reads = FoundStores(lambda name: self._of(engine.task(binding), name, write=False))
+        self.writes = FoundStores(lambda name: self._of(engine.write(binding), name, write=True))
         self.touched: set[tuple[str, bool]] | None = None
 
     def forget(self) -> None:
@@ -94,7 +94,7 @@ class Stores:
             what = "write" if write else "read"
             raise Refused(NOPERM, f"the token of {grant.name!r} may not {what} store {store!r}")
 
-    def check_queued(self, command: Command, args: list[bytes]) -> None:
+    def check_queued(self, command: CommandRights, args: list[bytes]) -> None:
         """Raise Refused NOPERM for a command of a MULTI for which the token has no right."""
         writes = command.kind == "write"
         if command.store == "task" and writes and (len(args) > 1 or command.name != "SF.TIME"):  # which then only reads
@@ -107,7 +107,7 @@ class Stores:
         """Let go of all stores; nothing is looked up again."""
         self.forget()
         # Those until now hold a function of this object, which would keep it for the collector.
-        self.reads = self.writes = Found(_closed)
+        self.reads = self.writes = FoundStores(_closed)
 
     def check_may_write(self) -> None:
         """Raise Refused NOPERM for a token that only reads, before a command over the whole task."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from standfast.ops.shared.error_codes import BAD_REQUEST, LIMIT, Reason, Refused
+from standfast.ops.shared.error_codes import BAD_REQUEST, LIMIT, ErrorCode, Refused
 from standfast.ops.shared.kinds import MANY, OPS
 from standfast.ops.sidecar.engine.statistics import ServerCounters
 from standfast.ops.sidecar.resp import basics, browse, keyvalue, multi
@@ -103,7 +103,7 @@ REFUSED = {
 }
 
 
-class Table:
+class CommandTable:
     """The commands with their counters."""
 
     def __init__(self, counters: ServerCounters) -> None:
@@ -140,7 +140,7 @@ def _store_of(name: str, kind: str) -> str:
     return "named" if name in NAMING else "task" if name in ("SF.COMMIT", "SF.TIME") else "own"
 
 
-def _refusing(message: str, reason: Reason = BAD_REQUEST) -> Callable[[Connection, list[bytes]], Answer]:
+def _refusing(message: str, reason: ErrorCode = BAD_REQUEST) -> Callable[[Connection, list[bytes]], Answer]:
     def refuse(c: Connection, args: list[bytes]) -> Answer:
         raise Refused(reason, message)
 

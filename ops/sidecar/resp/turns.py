@@ -16,7 +16,7 @@ from standfast.store.clock import Clock
 SLICE_MS = 4
 
 
-class Client(Protocol):
+class WaitingClient(Protocol):
     """A client with more to do."""
 
     def turn(self) -> None:
@@ -30,8 +30,8 @@ class Turns:
     def __init__(self, loop: asyncio.AbstractEventLoop, clock: Clock) -> None:
         self._loop = loop
         self._clock = clock
-        self._waiting: deque[Client] = deque()
-        self._there: set[Client] = set()
+        self._waiting: deque[WaitingClient] = deque()
+        self._there: set[WaitingClient] = set()
         self._working = False
         self._slice_ms: int | None = None  # begin of the work in this turn of the loop
 
@@ -47,7 +47,7 @@ class Turns:
                 self._loop.call_soon(self._end_slice)
         return not self._waiting and now_ms - self._slice_ms < SLICE_MS
 
-    def add(self, client: Client) -> None:
+    def add(self, client: WaitingClient) -> None:
         """Give a client its turn after those that wait."""
         if client not in self._there:
             self._there.add(client)

@@ -24,7 +24,7 @@ from standfast.stream.task.statistics import RestoreStatistics
 from standfast.stream.task.task import Task
 
 
-class HeldTask(NamedTuple):
+class AssignedTask(NamedTuple):
     """A task, and its role and state at the moment of the snapshot. `is_open`: it runs, behind an open gate."""
 
     task: Task
@@ -37,7 +37,7 @@ class HeldTask(NamedTuple):
 class HeldTasks:
     """Snapshot of a session, by partition. `lost`: tasks that another instance took over, and that stay with it."""
 
-    tasks: Mapping[int, HeldTask]
+    tasks: Mapping[int, AssignedTask]
     restores: tuple[RestoreStatistics, ...]
     lost: frozenset[int]
 
@@ -82,7 +82,7 @@ class SidecarSession(Session):
             for task_id, task in instance.tasks.items():
                 state = task.state  # another thread may fail the task meanwhile
                 is_open = state is TaskState.RUNNING and instance.readiness.gate.is_open(task_id)
-                tasks[task_id.partition] = HeldTask(task, task.role, state, is_open)
+                tasks[task_id.partition] = AssignedTask(task, task.role, state, is_open)
             restores = restores_of(instance, self.clock.monotonic_ms())
             return HeldTasks(tasks, restores, frozenset(task_id.partition for task_id in instance.ownership.lost))
 

@@ -15,9 +15,9 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from standfast.ops.sidecar.worker.assign_each import HeldTasks, SidecarSession, assign_each
-from standfast.ops.sidecar.worker.moves import FENCED, Holding, Moves, moves
+from standfast.ops.sidecar.worker.moves import FENCED, Holding, ProcessMoves, moves
 from standfast.ops.sidecar.worker.process import StandbyWorker
-from standfast.ops.sidecar.worker.protocol import Rows
+from standfast.ops.sidecar.worker.protocol import RowsPage
 from standfast.store.errors import Held, StandfastError, Unavailable, is_of_log
 from standfast.store.log import as_event, logger
 
@@ -26,7 +26,7 @@ AGAIN_MS = 5_000
 HELD_AGAIN_MS = 500  # a holder releases its directory when it ends
 
 
-class Round(NamedTuple):
+class MoveRound(NamedTuple):
     """Outcome of a round. `fenced`: active tasks that another instance has taken; `held`: the session after it."""
 
     fenced: Partitions
@@ -48,7 +48,7 @@ class TaskMover:
         self._bare = bare
         self.workers = list(workers)
         self._closing = closing
-        self._last: list[Moves] = [Moves() for _ in workers]
+        self._last: list[ProcessMoves] = [ProcessMoves() for _ in workers]
         self._active: Partitions = frozenset()
         self._standby: Partitions = frozenset()
         self._take_back: Partitions = frozenset()  # named by the application and not opened here since
@@ -68,7 +68,7 @@ class TaskMover:
         self._take_back = active if named else self._take_back & active
         self._refused.clear()
 
-    def round(self, held: HeldTasks) -> Round:
+    def round(self, held: HeldTasks) -> MoveRound:
         """One round, from a snapshot of the session; tasks that another instance has taken are no longer wanted."""
         here = holdings(held)
         active: set[int] = set()
@@ -102,9 +102,9 @@ class TaskMover:
         for worker, found in zip(self.workers, self._last, strict=True):
             # A worker opens no task that is not closed here yet.
             worker.want(found.worker_active - held.tasks.keys(), found.worker_standby - held.tasks.keys())
-        return Round(frozenset(fenced), held)
+        return MoveRound(frozenset(fenced), held)
 
-    def read(self, partition: int, path: str, query: str) -> Future[Rows]:
+    def read(self, partition: int, path: str, query: str) -> Future[RowsPage]:
         """A page of rows of a task that a worker holds. Raises Unavailable, Refused."""
         if not self.workers:
             raise Unavailable(f"partition {partition} is not open here at the moment: ask again")

@@ -33,7 +33,7 @@ class Holding(Shape, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Moves:
+class ProcessMoves:
     """The tasks that each process is to hold from now on.
 
     `far`     tasks that the server opened and gave back: the worker is to bring them to the end
@@ -55,16 +55,16 @@ def moves(
     standby: frozenset[int],
     server: Mapping[int, Holding],
     worker: Mapping[int, Holding] | None,
-    last: Moves | None = None,
+    last: ProcessMoves | None = None,
     near_records: int = NEAR_RECORDS,
     bare: frozenset[int] = frozenset(),
-) -> Moves:
+) -> ProcessMoves:
     """The next round after `last`. `worker` is None where there is none: then the server holds every task.
 
     `bare` are tasks without a database on disk, which are to begin with a snapshot, if the storage has one.
     """
     if worker is None:
-        return Moves(server_active=active, server_standby=standby)
+        return ProcessMoves(server_active=active, server_standby=standby)
     far, tried = (set(last.far & active), set(last.tried & active)) if last is not None else (set(), set())
     # Of wanted tasks only: one that is assigned again later may go to the worker again.
     here: set[int] = set()
@@ -92,7 +92,7 @@ def moves(
             far.add(partition)  # given back; the worker gets it once it is closed here
         else:
             here.add(partition)
-    return Moves(
+    return ProcessMoves(
         frozenset(here),
         frozenset(),
         frozenset(there),

@@ -19,21 +19,21 @@ from typing import Any
 from standfast.ops.shared.error_codes import LIMIT, TOO_LARGE, Refused
 from standfast.ops.sidecar.worker.moves import Holding
 from standfast.ops.sidecar.worker.protocol import (
-    Failed,
-    Hold,
-    Open,
+    HoldTails,
+    OpenTails,
     ReadRows,
     Report,
-    Rows,
-    State,
-    Stop,
+    RowsPage,
+    StopTails,
+    TailsFailed,
+    TailsState,
     order_line,
     parse_report,
 )
 from standfast.store.clock import Clock
 from standfast.store.errors import Unavailable
 from standfast.store.log import as_event, logger
-from standfast.store.process.child import ChildProcess, Restarts, Silence
+from standfast.store.process.child import ChildProcess, ChildSilence, Restarts
 from standfast.store.timestamps import duration_text
 
 MODULE = "standfast.ops.sidecar.worker.worker"
@@ -50,14 +50,14 @@ ASKED_BYTES_MAX = 24 << 10  # below the size of a pipe's buffer, however they ar
 class StandbyWorker:
     """One standby worker process at a time."""
 
-    def __init__(self, order: Open, clock: Clock) -> None:
+    def __init__(self, order: OpenTails, clock: Clock) -> None:
         self._order = order
         self._clock = clock
         self._child: ChildProcess[Report] | None = None
         self._round = 0
         self._wanted: tuple[frozenset[int], frozenset[int]] = (frozenset(), frozenset())
         self._sent: tuple[frozenset[int], frozenset[int]] | None = None
-        self._state: State | None = None
+        self._state: TailsState | None = None
         self._reads = Reads()
         self._start_ms = 0
         self._restarts = Restarts(RESTART_MS_MAX)
@@ -99,7 +99,7 @@ class StandbyWorker:
         self._send()
         return self._state.tasks if self._state is not None and self.settled else None
 
-    def read(self, path: str, query: str) -> Future[Rows]:
+    def read(self, path: str, query: str) -> Future[RowsPage]:
         """A page of committed rows of a task there. Raises Unavailable while none runs, Refused: TOO_LARGE, LIMIT."""
         if self._child is None or self._state is None:
             raise Unavailable("the standby worker is starting: ask again")
@@ -113,7 +113,7 @@ class StandbyWorker:
         # Before the process ends: its HTTP requests get an answer instead of waiting for rows that never come.
         self._reads.lose()
         if child is not None:
-            child.stop(order_line(Stop()), CLOSE_MS)
+            child.stop(order_line(StopTails()), CLOSE_MS)
 
     def _start(self, now_ms: int) -> None:
         try:
@@ -122,7 +122,7 @@ class StandbyWorker:
                 parse=parse_report,
                 clock=self._clock,
                 lend=(self._order.lock,),
-                silence=Silence(START_MS, SILENT_MS),
+                silence=ChildSilence(START_MS, SILENT_MS),
             )
         except OSError as error:
             self._later(now_ms, 0, f"it could not be started: {error}")
@@ -138,7 +138,7 @@ class StandbyWorker:
         self._round += 1
         self._sent = self._wanted
         active, standby = self._wanted
-        self._child.order(order_line(Hold(self._round, tuple(sorted(active)), tuple(sorted(standby)))))
+        self._child.order(order_line(HoldTails(self._round, tuple(sorted(active)), tuple(sorted(standby)))))
 
     def _hear(self, now_ms: int) -> None:
         child = self._child
@@ -157,7 +157,7 @@ class StandbyWorker:
             self._later(now_ms, now_ms - child.started_ms, str(child.ended))
 
     def _take(self, report: Report) -> None:
-        if isinstance(report, Failed):
+        if isinstance(report, TailsFailed):
             self.error = report.message
             logger.error(
                 "the standby worker failed: %s: %s",
@@ -165,7 +165,7 @@ class StandbyWorker:
                 report.message,
                 extra=as_event("standby_worker_failed", error_class=report.kind),
             )
-        elif isinstance(report, Rows):
+        elif isinstance(report, RowsPage):
             self._reads.answer(report)
         else:
             self._state = report
@@ -193,10 +193,10 @@ class Reads:
     """Requests to one worker that it has not answered. Used by one thread."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, tuple[Future[Rows], int]] = {}
+        self._asked: dict[int, tuple[Future[RowsPage], int]] = {}
         self._last = 0
 
-    def ask(self, path: str, query: str) -> tuple[ReadRows, Future[Rows]]:
+    def ask(self, path: str, query: str) -> tuple[ReadRows, Future[RowsPage]]:
         """Add a request. Raises Refused: TOO_LARGE, LIMIT."""
         size = len(path) + len(query)
         if size > ASKED_BYTES_MAX:
@@ -204,11 +204,11 @@ class Reads:
         if len(self._asked) >= ASKED_MAX or size + sum(one for _, one in self._asked.values()) > ASKED_BYTES_MAX:
             raise Refused(LIMIT, f"the standby worker has {len(self._asked)} other requests: ask again")
         self._last += 1
-        future: Future[Rows] = Future()
+        future: Future[RowsPage] = Future()
         self._asked[self._last] = future, size
         return ReadRows(self._last, path, query), future
 
-    def answer(self, rows: Rows) -> None:
+    def answer(self, rows: RowsPage) -> None:
         """Pass the worker's answer on."""
         # The request may have timed out meanwhile.
         future, _ = self._asked.pop(rows.id, (None, 0))

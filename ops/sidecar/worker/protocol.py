@@ -17,7 +17,7 @@ from standfast.replication.shapes import Shape, line, read
 from standfast.store.errors import InternalError
 
 
-class Open(Shape, frozen=True, tag_field="do", tag=True):
+class OpenTails(Shape, frozen=True, tag_field="do", tag=True):
     """Open a session on the server's state directory. `lock` is the inherited handle of its lock.
 
     `cares_for`: the member in whose place it cares for the log, the server's; "" for a second worker.
@@ -33,7 +33,7 @@ class Open(Shape, frozen=True, tag_field="do", tag=True):
     settings: Mapping[str, Any]
 
 
-class Hold(Shape, frozen=True, tag_field="do", tag=True):
+class HoldTails(Shape, frozen=True, tag_field="do", tag=True):
     """Hold exactly these tasks; any other is flushed and closed. `round` comes back in the answer."""
 
     round: int
@@ -49,7 +49,7 @@ class ReadRows(Shape, frozen=True, tag_field="do", tag=True):
     query: str
 
 
-class Rows(Shape, frozen=True, tag_field="say", tag=True):
+class RowsPage(Shape, frozen=True, tag_field="say", tag=True):
     """The page, or why there is none: `status`, and the error as the control API answers it."""
 
     id: int
@@ -57,11 +57,11 @@ class Rows(Shape, frozen=True, tag_field="say", tag=True):
     document: Mapping[str, Any] = {}
 
 
-class Stop(Shape, frozen=True, tag_field="do", tag=True):
+class StopTails(Shape, frozen=True, tag_field="do", tag=True):
     """Close all tasks cleanly and end."""
 
 
-class State(Shape, frozen=True, tag_field="say", tag=True):
+class TailsState(Shape, frozen=True, tag_field="say", tag=True):
     """Tasks of the worker. `round`: of the last Hold that it carried out; `status`: at times, the whole document."""
 
     round: int
@@ -70,15 +70,15 @@ class State(Shape, frozen=True, tag_field="say", tag=True):
     status: Mapping[str, Any] | None = None
 
 
-class Failed(Shape, frozen=True, tag_field="say", tag=True):
+class TailsFailed(Shape, frozen=True, tag_field="say", tag=True):
     """The worker cannot go on."""
 
     kind: str
     message: str
 
 
-Order: TypeAlias = Open | Hold | ReadRows | Stop
-Report: TypeAlias = State | Rows | Failed
+Order: TypeAlias = OpenTails | HoldTails | ReadRows | StopTails
+Report: TypeAlias = TailsState | RowsPage | TailsFailed
 
 order_line = report_line = line
 

@@ -12,16 +12,16 @@ from collections.abc import Callable
 
 from standfast.ops.http.rows import Rows as SessionRows
 from standfast.ops.shared.error_codes import error_document, reason_of
-from standfast.ops.sidecar.worker.protocol import ReadRows, Rows
+from standfast.ops.sidecar.worker.protocol import ReadRows, RowsPage
 
 ROWS_MAX = 1_000
 BYTES_MAX = 1 << 20
 
 
-class Reader:
+class RowsReader:
     """Answers requests, one after the other, in a thread of its own."""
 
-    def __init__(self, source: SessionRows, tell: Callable[[Rows], None]) -> None:
+    def __init__(self, source: SessionRows, tell: Callable[[RowsPage], None]) -> None:
         self._source = source
         self._tell = tell
         self._asked: queue.SimpleQueue[ReadRows] = queue.SimpleQueue()
@@ -40,9 +40,9 @@ class Reader:
                 return  # the server was killed; the next heartbeat, or the kernel before it, ends this process
 
 
-def page(source: SessionRows, request: ReadRows) -> Rows:
+def page(source: SessionRows, request: ReadRows) -> RowsPage:
     """The answer to one request; errors are answers too."""
     try:
-        return Rows(request.id, 200, source.document(request.path, request.query, ROWS_MAX, BYTES_MAX))
+        return RowsPage(request.id, 200, source.document(request.path, request.query, ROWS_MAX, BYTES_MAX))
     except Exception as error:  # noqa: BLE001  answered; an error that is none of ours gives its class only
-        return Rows(request.id, reason_of(error).http, error_document(error))
+        return RowsPage(request.id, reason_of(error).http, error_document(error))

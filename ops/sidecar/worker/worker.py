@@ -18,12 +18,12 @@ from standfast.ops.shared.control_stores import spec_of
 from standfast.ops.sidecar.worker.assign_each import SidecarSession, assign_each
 from standfast.ops.sidecar.worker.moves import FENCED, Holding
 from standfast.ops.sidecar.worker.protocol import (
-    Failed,
-    Hold,
-    Open,
+    HoldTails,
+    OpenTails,
     ReadRows,
-    State,
-    Stop,
+    StopTails,
+    TailsFailed,
+    TailsState,
     parse_order,
     report_line,
 )
@@ -45,7 +45,7 @@ STATUS_MS = 500
 BEAT_MS = 1_000
 
 
-class Worker:
+class TailWorker:
     """A session, and its reports to the server."""
 
     def __init__(self, session: SidecarSession, send: Callable[[bytes], None] | None = None) -> None:
@@ -54,20 +54,20 @@ class Worker:
         self._send = send
         self._clock = SystemClock()
         self._round = 0
-        self._order: Hold | None = None  # the order that is not carried out yet
-        self._wanted = Hold(0, (), ())  # the last order that was carried out
+        self._order: HoldTails | None = None  # the order that is not carried out yet
+        self._wanted = HoldTails(0, (), ())  # the last order that was carried out
         self._refused: frozenset[int] = frozenset()
         self._error = ""
         self._behind: dict[int, int] = {}
         self._status_ms = 0
-        self._told: State | None = None
+        self._told: TailsState | None = None
 
-    def hold(self, order: Hold) -> None:
+    def hold(self, order: HoldTails) -> None:
         """Carry an order out; if the log does not answer, the next look tries again."""
         self._order = order
         self._try()
 
-    def look(self) -> State | None:
+    def look(self) -> TailsState | None:
         """The state for the server, or None if nothing changed."""
         if self._order is not None:
             self._try()
@@ -84,7 +84,7 @@ class Worker:
                     raise
                 logger.warning("standby worker: the log did not answer: %s", error, extra=as_event("log_away"))
         # Makes no call to the log: its errors are the end of the session's background work, and so of this process.
-        state = State(self._round, self._tasks(), self._error)
+        state = TailsState(self._round, self._tasks(), self._error)
         if status is None and state == self._told:
             return None
         self._told = state
@@ -121,7 +121,7 @@ class Worker:
                 telling.join()  # a report of it after that of `look` would show a download that has ended
 
     def _tell_downloads(self, done: threading.Event) -> None:
-        told = self._told or State(self._round, {})
+        told = self._told or TailsState(self._round, {})
         while not done.wait(STATUS_MS / 1_000):
             try:
                 statistics = self._session.statistics()
@@ -155,7 +155,7 @@ def behind(statistics: SessionStatistics) -> dict[int, int]:
     return found
 
 
-class WorkerSession(SidecarSession):
+class TailWorkerSession(SidecarSession):
     """A session that also cares for the log in the server's place."""
 
     cares_for = ""
@@ -170,14 +170,14 @@ class WorkerSession(SidecarSession):
         return leader in (self.instance_id, self.cares_for)
 
 
-def open_session(order: Open) -> WorkerSession:
+def open_session(order: OpenTails) -> TailWorkerSession:
     """The session that an order describes."""
     # A worker of a killed server keeps this lock until it ends, and a new server waits for it.
     state = StateDir.lent(order.state_root, order.app, order.lock, order.member)
     settings = dict(order.settings)
     policy = settings.pop("snapshots", None)
     settings["snapshots"] = None if policy is None else SnapshotPolicy(**policy)
-    session = WorkerSession(
+    session = TailWorkerSession(
         order.app,
         log=order.log,
         state_dir=state,
@@ -194,19 +194,19 @@ def open_session(order: Open) -> WorkerSession:
 
 def main(parent: Parent) -> int:
     """Serve the orders of the server."""
-    worker: Worker | None = None
+    worker: TailWorker | None = None
     ask: Callable[[ReadRows], None] | None = None
-    session: WorkerSession | None = None
+    session: TailWorkerSession | None = None
     while True:
         for line in parent.orders(LOOK_MS):
             order = parse_order(line)
-            if isinstance(order, Stop):
+            if isinstance(order, StopTails):
                 if session is not None:
                     session.close()
                 return 0
-            if isinstance(order, Open):
+            if isinstance(order, OpenTails):
                 session = open_session(order)
-                worker = Worker(session, parent.tell if session.begins_with_snapshots else None)
+                worker = TailWorker(session, parent.tell if session.begins_with_snapshots else None)
             elif worker is None or session is None:
                 raise InternalError("the standby worker received tasks before its session was opened")
             elif isinstance(order, ReadRows):
@@ -223,9 +223,9 @@ def main(parent: Parent) -> int:
 def reader_of(session: Session, parent: Parent) -> Callable[[ReadRows], None]:
     """The function that answers reads; its modules are loaded with the first read, so that workers start sooner."""
     from standfast.ops.http.rows import Rows
-    from standfast.ops.sidecar.worker.reader import Reader
+    from standfast.ops.sidecar.worker.reader import RowsReader
 
-    return Reader(Rows(session), lambda rows: parent.tell(report_line(rows))).ask
+    return RowsReader(Rows(session), lambda rows: parent.tell(report_line(rows))).ask
 
 
 def run() -> int:
@@ -238,7 +238,7 @@ def run() -> int:
         if not is_of_log(error):  # else the message says all, and the server logs it
             logger.exception("the standby worker ends", extra=as_event("process_failed"))
         try:
-            parent.tell(report_line(Failed(type(error).__name__, str(error))))
+            parent.tell(report_line(TailsFailed(type(error).__name__, str(error))))
         finally:
             os._exit(1)  # without waiting for threads that may hang
 

@@ -21,7 +21,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.replication.placement.checkpoint import CHECKPOINT_KEY, Order, OrderState, read_order
 from standfast.replication.tail.open_log import open_log
 from standfast.replication.topics.app_topics import PLACEMENT
-from standfast.restore.snapshot.checkpoints import State, checkpoints
+from standfast.restore.snapshot.checkpoints import CheckpointState, checkpoints
 from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.storage import Storage
 from standfast.store.errors import Unavailable
@@ -123,7 +123,7 @@ class CheckpointCluster:
                     found[order.number].add(order.state.value)
         return dict(found)
 
-    def states(self) -> dict[int, State]:
+    def states(self) -> dict[int, CheckpointState]:
         return {one.number: one.state for one in checkpoints(self.storage)}
 
     def begun_by(self, name: str) -> int:
@@ -136,7 +136,7 @@ class CheckpointCluster:
         return next(one.begun_ms for one in checkpoints(self.storage) if one.number == number)
 
     def complete(self) -> list[int]:
-        return [number for number, state in self.states().items() if state is State.COMPLETE]
+        return [number for number, state in self.states().items() if state is CheckpointState.COMPLETE]
 
     def await_complete(self, after: int) -> int:
         """Feed until a checkpoint with a number above this one is complete; returns its number."""

@@ -16,7 +16,16 @@ from dataclasses import dataclass, field
 from random import Random
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.model import Assignment, Away, Copy, CopyState, Member, Round, Settings, View
+from standfast.replication.placement.model import (
+    Assignment,
+    Away,
+    Copy,
+    CopyState,
+    PlacedMember,
+    PlacementSettings,
+    Round,
+    View,
+)
 from standfast.replication.placement.place import place
 
 TICK_MS = 1_000
@@ -46,7 +55,7 @@ class Cluster:
     """All instances, the log's ends and claims, and the leader's memory."""
 
     chance: Random
-    settings: Settings
+    settings: PlacementSettings
     ends: dict[TaskId, int]
     writes: dict[TaskId, int]
     stateless: frozenset[int] = frozenset()
@@ -145,7 +154,7 @@ class Cluster:
         """Ids of the processes that run."""
         return [one.id for one in self.instances.values() if one.up]
 
-    def _report(self, instance: Instance) -> Member:
+    def _report(self, instance: Instance) -> PlacedMember:
         copies = {}
         stored = instance.rows.keys() | instance.open.keys()
         for task in stored if instance.up else ():
@@ -154,7 +163,9 @@ class Cluster:
             copies[task] = Copy(state, lag, self.ends[task])
         if not instance.up:  # killed, and its lease lives: the leader has its last report, in which it ran its tasks
             copies = {task: Copy(CopyState.RUNNING, 0) for task, owner in self.claims.items() if owner == instance.id}
-        return Member(instance.id, instance.slots, instance.rack, instance.tags, copies, max_tasks=instance.max_tasks)
+        return PlacedMember(
+            instance.id, instance.slots, instance.rack, instance.tags, copies, max_tasks=instance.max_tasks
+        )
 
     def _close(self, instance: Instance, wanted: dict[TaskId, CopyState]) -> None:
         for task, state in list(instance.open.items()):

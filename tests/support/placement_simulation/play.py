@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.model import MoveKind, Round, Settings
+from standfast.replication.placement.model import MoveKind, PlacementSettings, Round
 from support.placement_simulation.checks import rest_problems, round_problems
 from support.placement_simulation.cluster import LEASE_TICKS, Cluster, Instance, new_instances
 
@@ -41,7 +41,7 @@ class Outcome:
 
     seed: int
     tasks: int
-    settings: Settings
+    settings: PlacementSettings
     ticks: int = 0
     events: list[tuple[int, str]] = field(default_factory=list)
     moves: Counter[str] = field(default_factory=Counter)
@@ -74,7 +74,7 @@ class _Game:
         groups = min(tasks, chance.choice((1, 1, 2, 3)))
         ids = [TaskId(number % groups, number // groups) for number in range(tasks)]
         stateless = frozenset(group for group in range(1, groups) if chance.random() < 0.3)
-        settings = Settings(
+        settings = PlacementSettings(
             standby_replicas=chance.choice((0, 1, 1, 2)),
             warmups_max=chance.randint(1, 3),
             acceptable_lag=1_000,

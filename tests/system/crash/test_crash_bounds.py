@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from standfast.ops.cli.process.placement import look
-from standfast.replication.placement.seen import Seen
+from standfast.replication.placement.seen import PlacementSeen
 from standfast.replication.tail.open_log import open_log
 from standfast.store.errors import NotReady
 from support.crash.managed_child import LEASE_MS, RESTORED
@@ -42,7 +42,7 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str,
         yield f"kafka://{request.getfixturevalue('kafka_address')}", f"bounds-{secrets.token_hex(4)}"
 
 
-def picture(cluster: Cluster) -> Seen:
+def picture(cluster: Cluster) -> PlacementSeen:
     with closing(open_log(cluster.address)) as log:
         return look(log, cluster.app)
 

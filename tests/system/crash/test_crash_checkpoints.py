@@ -28,7 +28,7 @@ from standfast.replication.log import TopicPolicy
 from standfast.replication.tail.open_log import open_log
 from standfast.replication.topics.app_topics import RESTORING
 from standfast.restore.snapshot.catalogue import names
-from standfast.restore.snapshot.checkpoints import State
+from standfast.restore.snapshot.checkpoints import CheckpointState
 from standfast.restore.snapshot.names import SnapshotName
 from standfast.store.failpoint import VARIABLE
 from support.checkpoints import Sums
@@ -65,12 +65,14 @@ def test_a_leader_killed_anywhere_in_a_checkpoint_leaves_complete_or_unused_ones
             cluster.start("b")
             cluster.feed_until_killed("a")
             states = cluster.states()
-            left = [one for one, state in states.items() if state is State.UNFINISHED]
+            left = [one for one, state in states.items() if state is CheckpointState.UNFINISHED]
             number = cluster.await_complete(max(states, default=0))
             # Retention may have removed old ones by now.
-            assert {cluster.states().get(one, State.ABANDONED) for one in left} <= {State.ABANDONED}, place
+            assert {cluster.states().get(one, CheckpointState.ABANDONED) for one in left} <= {
+                CheckpointState.ABANDONED
+            }, place
             if place.startswith("checkpoint.sealed"):
-                assert states[max(states)] is State.COMPLETE
+                assert states[max(states)] is CheckpointState.COMPLETE
             for one in {*cluster.complete()} - seen:
                 found = cluster.sums(one)
                 assert found.offsets == found.seen == found.totals > 0, (place, one)
@@ -324,7 +326,7 @@ def kill_workers_and_restore(cluster: CheckpointCluster, capsys: pytest.CaptureF
     assert main(["snapshot", "create", "--app", cluster.app, "--log", cluster.address, "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
     assert made["state"] == "complete" and 0 <= made["pause_ms"] < 10_000
-    abandoned = [number for number, state in cluster.states().items() if state is State.ABANDONED]
+    abandoned = [number for number, state in cluster.states().items() if state is CheckpointState.ABANDONED]
     assert abandoned, "no worker was killed in the middle of a checkpoint"
     print(f": {len(seen)} complete checkpoints, {len(abandoned)} abandoned, {cluster.fed} records")
     cluster.kill()

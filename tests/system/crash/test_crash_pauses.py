@@ -26,7 +26,7 @@ import pytest
 from standfast.ops.cli.process.placement import look
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
-from standfast.replication.placement.seen import Seen
+from standfast.replication.placement.seen import PlacementSeen
 from standfast.replication.tail.open_log import open_log
 from standfast.store.errors import NotReady
 from support.crash.managed_child import LEASE_MS, RESTORED
@@ -116,7 +116,7 @@ def loaded(cluster: Cluster) -> Iterator[Load]:
         load.stop()
 
 
-def placement(cluster: Cluster) -> Seen | None:
+def placement(cluster: Cluster) -> PlacementSeen | None:
     with closing(open_log(cluster.address)) as log:
         try:
             return look(log, cluster.app)
@@ -124,7 +124,7 @@ def placement(cluster: Cluster) -> Seen | None:
             return None
 
 
-def is_settled(seen: Seen | None) -> bool:
+def is_settled(seen: PlacementSeen | None) -> bool:
     """Whether the tasks are even over the instances, run, and each has a standby without lag."""
     if seen is None or [one.actives for one in seen.instances] != [TASKS // len(NAMES)] * len(NAMES):
         return False
@@ -134,7 +134,7 @@ def is_settled(seen: Seen | None) -> bool:
     )
 
 
-def shown(seen: Seen | None) -> str:
+def shown(seen: PlacementSeen | None) -> str:
     """The instances and tasks in short, for a failure."""
     if seen is None:
         return "no placement"

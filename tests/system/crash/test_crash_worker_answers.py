@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from standfast.restore.snapshot.checkpoints import State, checkpoints
+from standfast.restore.snapshot.checkpoints import CheckpointState, checkpoints
 from standfast.restore.snapshot.opening import open_storage
 from support.crash.managed_cluster import seeded
 from support.serve import wait_for
@@ -163,7 +163,7 @@ def test_checkpoint_beside_scrapes_completes_or_has_a_reason_and_the_next_one_co
         storage = open_storage(to, APP)
 
         def complete() -> int:
-            return sum(one.state is State.COMPLETE for one in checkpoints(storage))
+            return sum(one.state is CheckpointState.COMPLETE for one in checkpoints(storage))
 
         def ask() -> None:
             assert served.client().ask("/v1/status")[0] == 200
@@ -177,6 +177,6 @@ def test_checkpoint_beside_scrapes_completes_or_has_a_reason_and_the_next_one_co
                 served.feed(40)
                 wait_for(lambda before=before: complete() > before, PATIENCE_S, served.said)
         for one in checkpoints(storage):
-            assert one.state is not State.ABANDONED or one.why, one
+            assert one.state is not CheckpointState.ABANDONED or one.why, one
         served.await_rows()
         served.end()

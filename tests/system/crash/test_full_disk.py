@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from standfast.replication.placement.seen import ARRIVALS, Seen, seen
+from standfast.replication.placement.seen import ARRIVALS, PlacementSeen, seen
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.tail.open_log import open_log
 from standfast.replication.takeover import plans
@@ -61,7 +61,7 @@ class Full(Cluster):
             self.close()
             raise
 
-    def placed(self) -> Seen:
+    def placed(self) -> PlacementSeen:
         """The placement, by the records of its topic."""
         with closing(open_log(self.address)) as log:
             topic = PlacementTopic(log, self.app, "test", SystemClock(), acceptable_lag=10_000)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from standfast.restore.snapshot.catalogue import read_snapshot
-from standfast.restore.snapshot.checkpoints import State, read_checkpoint
+from standfast.restore.snapshot.checkpoints import CheckpointState, read_checkpoint
 from support.crash.checkpoint_cluster import PATIENCE_S, CheckpointCluster
 from support.serve import wait_for
 
@@ -68,7 +68,7 @@ def stop_and_go_on(cluster: CheckpointCluster, place: str) -> None:
     check_next(cluster, following)
     before = outcome_of(cluster, number)
     assert before is not None
-    assert cluster.states()[number] is (State.COMPLETE if "sealed" in place else State.ABANDONED)
+    assert cluster.states()[number] is (CheckpointState.COMPLETE if "sealed" in place else CheckpointState.ABANDONED)
     process = cluster.processes["a"]
     process.send_signal(signal.SIGCONT)
     cluster.await_complete(cluster.await_complete(following))

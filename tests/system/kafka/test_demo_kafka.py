@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from standfast.ops.demo.place import Place
+from standfast.ops.demo.place import DemoPlace
 from standfast.ops.shared.process_id import identify
 from standfast.ops.tools.broker_state import running_broker
 from standfast.replication.kafka.log import KafkaLog
@@ -81,9 +81,9 @@ def test_demo_that_keeps_its_folder_keeps_its_topics_on_a_cluster(
     names = ("flights", "board", "board-delays-changelog", "board-standfast-members", "board-standfast-placement")
     assert {f"{own}-{name}" for name in names} <= set(kept) and all(name.startswith(f"{own}-") for name in kept)
     # What another run of the same prefix would remove is its own alone.
-    Place("kafka", f"kafka://{kafka_address}", f"{prefix}-other").forget(f"{prefix}-other")
+    DemoPlace("kafka", f"kafka://{kafka_address}", f"{prefix}-other").forget(f"{prefix}-other")
     assert left_on(kafka_address, prefix) == kept
-    Place("kafka", f"kafka://{kafka_address}", own).forget(own)
+    DemoPlace("kafka", f"kafka://{kafka_address}", own).forget(own)
     assert left_on(kafka_address, prefix) == []
 
 

@@ -24,7 +24,7 @@ from standfast.ops.tools.broker import Broker
 from standfast.replication.columns import RecordColumns
 from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.kafka import cluster as kafka_cluster
-from standfast.replication.kafka.feed import Event, Piece, PythonFeed
+from standfast.replication.kafka.feed import FeedEvent, Piece, PythonFeed
 from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.kafka.reader import KafkaReader
 from standfast.replication.log import Committed, GroupCommit, Outgoing, Record, TopicPolicy
@@ -488,7 +488,7 @@ def test_records_that_the_client_gives_beside_an_error_of_another_partition_are_
     other = TopicPartition(part.topic, 1)
     reader = log.reader()
     reader.assign({part: 0, other: 0})
-    refused = Event(other, KafkaError(KafkaError.UNKNOWN), 0)
+    refused = FeedEvent(other, KafkaError(KafkaError.UNKNOWN), 0)
     first, second = (Piece(part, RecordColumns([at], [1_000 + at], [b"k"], [b"v%d" % at])) for at in (0, 1))
     with pytest.raises(Unavailable, match=str(other)):
         reader._ingest([first, refused, second])
@@ -509,7 +509,12 @@ def test_feed_of_the_python_client_keeps_the_order_of_records_and_events(log: Ka
     )
     feed.close()
     zero, one = TopicPartition("t", 0), TopicPartition("t", 1)
-    assert [(each.source, type(each)) for each in news] == [(zero, Piece), (one, Piece), (zero, Event), (zero, Piece)]
+    assert [(each.source, type(each)) for each in news] == [
+        (zero, Piece),
+        (one, Piece),
+        (zero, FeedEvent),
+        (zero, Piece),
+    ]
     assert [each.records.offsets[0] for each in news if isinstance(each, Piece)] == [0, 5, 1]
 
 
@@ -519,7 +524,7 @@ def test_permission_that_a_partition_lacks_is_told_at_each_fetch_until_it_is_una
     reader = log.reader()
     reader.assign({part: 0, other: 0})
     error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)  # the client reports it once
-    reader._ingest([Event(other, error, 0)])
+    reader._ingest([FeedEvent(other, error, 0)])
     for _ in range(2):
         with pytest.raises(BadConfig, match=rf"{other}: User:ANONYMOUS has no permission READ") as refused:
             reader.fetch(10)

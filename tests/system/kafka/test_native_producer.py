@@ -25,7 +25,7 @@ from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.kafka.members import MEMBERS_SUFFIX
 from standfast.replication.kafka.native_library import native
 from standfast.replication.kafka.native_producer import NativeProducer
-from standfast.replication.kafka.producer import Producer, PythonProducer
+from standfast.replication.kafka.producer import ProducerClient, PythonProducer
 from standfast.replication.kafka.records import Columns
 from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.log import Committed, GroupCommit, Outgoing, Record, TopicPolicy
@@ -73,14 +73,14 @@ def client_of(address: str, **settings: str) -> Any:
 class Make(Protocol):
     """Opens a producer of the test's way, with settings that have _ for the dots."""
 
-    def __call__(self, address: str, **settings: str) -> Producer: ...
+    def __call__(self, address: str, **settings: str) -> ProducerClient: ...
 
 
 @pytest.fixture
 def make(way: str) -> Iterator[Make]:
-    opened: list[Producer] = []
+    opened: list[ProducerClient] = []
 
-    def open_(address: str, **settings: str) -> Producer:
+    def open_(address: str, **settings: str) -> ProducerClient:
         options = options_of(address, **settings)
         compiled = way == "compiled"
         opened.append(

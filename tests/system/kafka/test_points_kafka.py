@@ -20,7 +20,7 @@ from standfast.replication.kafka.log import KafkaLog
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.topics.restoring import POLICY, is_written, mark_of, read_mark
-from standfast.restore.snapshot.at_point import ONLY, Wanted, choose_task, restore_folder
+from standfast.restore.snapshot.at_point import ONLY, WantedPoint, choose_task, restore_folder
 from standfast.restore.snapshot.catalogue import listed
 from standfast.restore.snapshot.clone import clone_app
 from standfast.restore.snapshot.opening import open_storage
@@ -102,7 +102,7 @@ def check_points(storage, log, root: Path, written, offsets: range) -> int:  # t
     with closing(Tails(log, SystemClock())) as tails:
         for offset in offsets:
             try:
-                one = choose_task(storage, "0_0", Wanted({ONLY: offset}), tails)
+                one = choose_task(storage, "0_0", WantedPoint({ONLY: offset}), tails)
             except InvalidRequest as error:
                 assert "nearest point below is kv=" in str(error)
                 continue
@@ -293,14 +293,14 @@ def test_points_behind_a_removed_head_and_of_a_recreated_topic_are_refused_and_t
         closing(Tails(kafka_log, SystemClock())) as tails,
         pytest.raises(InvalidRequest, match="does not fit the log \\(history-missing\\)"),
     ):
-        choose_task(storage, "0_0", Wanted({ONLY: end}), tails)
+        choose_task(storage, "0_0", WantedPoint({ONLY: end}), tails)
     kafka_log.admin.delete_topic(where.topic)
     kafka_log.admin.create_topic(where.topic, 1, TopicPolicy(frozenset({"compact"})))
     with (
         closing(Tails(kafka_log, SystemClock())) as tails,
         pytest.raises(InvalidRequest, match="does not fit the log \\(log-empty\\)"),
     ):
-        choose_task(storage, "0_0", Wanted({ONLY: 1}), tails)
+        choose_task(storage, "0_0", WantedPoint({ONLY: 1}), tails)
     # The way back: the snapshot's own point, under a name whose changelog is whole.
     done = command(app, log, tmp_path, "--as", f"{app}2", "--state-dir", str(tmp_path / "b"))
     assert (done.communicate(timeout=60)[1], done.returncode) == ("", 0)

@@ -14,7 +14,7 @@ from standfast.ops.client.connect import SidecarClient
 from standfast.ops.command.command_line import main
 from standfast.ops.shared.error_codes import LIMIT, TOO_LARGE, Refused
 from standfast.ops.sidecar.worker.process import ASKED_BYTES_MAX, ASKED_MAX, Reads
-from standfast.ops.sidecar.worker.protocol import Rows, order_line, parse_order, parse_report, report_line
+from standfast.ops.sidecar.worker.protocol import RowsPage, order_line, parse_order, parse_report, report_line
 from standfast.store.errors import Unavailable
 from support.groups import costly
 from support.serve import Sidecar, Sidecars, wait_for
@@ -166,12 +166,12 @@ def test_what_is_asked_of_a_worker_is_bounded_and_lost_with_it() -> None:
         reads.ask("/v1/stores/kv/get", "key=a")
     assert many.value.reason is LIMIT
     order, first = asked[0]
-    reads.answer(Rows(order.id, 200, {"rows": []}))
+    reads.answer(RowsPage(order.id, 200, {"rows": []}))
     assert first.result(0).document == {"rows": []}
-    reads.answer(Rows(order.id, 200))  # twice, and for no request
+    reads.answer(RowsPage(order.id, 200))  # twice, and for no request
     gone = asked[1][1]
     assert gone.cancel()
-    reads.answer(Rows(asked[1][0].id, 200))
+    reads.answer(RowsPage(asked[1][0].id, 200))
     reads.ask("/v1/stores/kv/get", "key=a")
     reads.lose()
     with pytest.raises(Unavailable, match="ended"):
@@ -181,6 +181,6 @@ def test_what_is_asked_of_a_worker_is_bounded_and_lost_with_it() -> None:
 def test_reads_go_through_the_pipe_as_they_are() -> None:
     order, _ = Reads().ask("/v1/stores/kv/get", 'key=%20"x')
     assert parse_order(order_line(order)) == order
-    rows = Rows(3, 200, {"rows": [{"key": "a\nb"}], "after": None})
+    rows = RowsPage(3, 200, {"rows": [{"key": "a\nb"}], "after": None})
     assert parse_report(report_line(rows)) == rows
     assert report_line(rows).count(b"\n") == 1

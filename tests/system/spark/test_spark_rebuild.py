@@ -25,7 +25,7 @@ from standfast.restore.digest import Digest, digest_rows, key_hash, row_hash
 from standfast.restore.files.manifest import FILE_NAME
 from standfast.restore.files.manifest_files import read_manifest
 from standfast.restore.spark.folder import Folder
-from standfast.restore.spark.places import Place
+from standfast.restore.spark.places import TaskPlace
 from standfast.restore.spark.rebuild import Rebuilt, orphans, rebuild
 from standfast.restore.spark.verify import plan_verify, stored_stores, verify_store
 from standfast.restore.spark_table.source import StandfastSource
@@ -155,7 +155,7 @@ def test_records_without_a_key_are_left_out_and_counted_by_rebuild_verify_and_ta
         assert (done.digest, done.skipped) == (live[name], 3)
         assert read_manifest(tmp_path / name) == done.manifest
         stored = stored_stores(
-            [Place("app", one.task, str(one.path)) for one in find_tasks(tmp_path / "a", "app")], name
+            [TaskPlace("app", one.task, str(one.path)) for one in find_tasks(tmp_path / "a", "app")], name
         )
         plan = plan_verify(bench.log, "app", name, stored[name])
         (verdict,) = verify_store(spark, bench.log, plan, now_ms=bench.clock.wall_ms()).verdicts

@@ -25,7 +25,7 @@ from standfast.replication.shapes import plain
 from standfast.restore.spark.batches import StoreShape
 from standfast.restore.spark.folder import Folder
 from standfast.restore.spark.frames import Reading, run_partitions
-from standfast.restore.spark.pipeline import PipelineDone, Reader, jobs_of_log, jobs_of_state, run_pipeline
+from standfast.restore.spark.pipeline import PipelineDone, PipelineReader, jobs_of_log, jobs_of_state, run_pipeline
 from standfast.restore.spark.rebuild import Rebuilt, rebuild
 from standfast.restore.spark.session import BATCH_BYTES
 from standfast.restore.spark.verify import Verified, plan_verify, stored_stores, verify_store
@@ -132,7 +132,9 @@ def rows_read(spark: Any, before: dict[int, int]) -> int:
 
 def ran(spark: Any, bench: Bench, jobs: Any, out: Path, **reader: Any) -> PipelineDone:
     target = Folder(str(out))
-    return run_pipeline(spark, bench.log, jobs, target, Quiet(), now_ms=bench.clock.wall_ms, reader=Reader(**reader))
+    return run_pipeline(
+        spark, bench.log, jobs, target, Quiet(), now_ms=bench.clock.wall_ms, reader=PipelineReader(**reader)
+    )
 
 
 @pytest.mark.long
@@ -191,7 +193,7 @@ def test_store_that_fails_lets_the_others_end_and_they_are_kept(spark: Any, benc
                 precious.parent.mkdir(parents=True)
                 precious.write_text("mine")
 
-    reader = Reader(at_once=4)
+    reader = PipelineReader(at_once=4)
     with pytest.raises(InvalidRequest, match="is not empty"):
         run_pipeline(spark, bench.log, jobs, out, Spoils(), now_ms=bench.clock.wall_ms, reader=reader)
     assert precious.read_text() == "mine"

@@ -24,7 +24,7 @@ from standfast.ops.shared.output import Output
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
 from standfast.restore.spark.folder import Folder
-from standfast.restore.spark.places import Place, manifest_places, remote_places
+from standfast.restore.spark.places import TaskPlace, manifest_places, remote_places
 from standfast.restore.spark.rebuild import rebuild
 from standfast.restore.spark.report import DIFFERENCES, PAGE, SUMMARY, write_report
 from standfast.restore.spark.verify import Verified, plan_verify, stored_stores, verify_store
@@ -42,11 +42,11 @@ from support.sessions import DAY_MS, HOUR_MS, KINDS, START_MS, Bench, four_store
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def places_of(bench: Bench, directory: str = "a") -> list[Place]:
-    return [Place(one.app, one.task, str(one.path)) for one in find_tasks(bench.root / directory, "app")]
+def places_of(bench: Bench, directory: str = "a") -> list[TaskPlace]:
+    return [TaskPlace(one.app, one.task, str(one.path)) for one in find_tasks(bench.root / directory, "app")]
 
 
-def verify(spark: Any, bench: Bench, name: str, places: list[Place] | None = None, **options: Any) -> Verified:
+def verify(spark: Any, bench: Bench, name: str, places: list[TaskPlace] | None = None, **options: Any) -> Verified:
     stored = stored_stores(places or places_of(bench), name)[name]
     plan = plan_verify(bench.log, "app", name, stored)
     return verify_store(spark, bench.log, plan, now_ms=bench.clock.wall_ms(), **options)

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from standfast.ops.bench.measures import Bench
-from standfast.ops.bench.step import Step, key_numbers, key_of, values_of
+from standfast.ops.bench.step import BenchStep, key_numbers, key_of, values_of
 from standfast.ops.command.command_line import main
-from standfast.ops.demo.place import Place
+from standfast.ops.demo.place import DemoPlace
 from standfast.ops.shared.output import Output
 from standfast.store.errors import InternalError
 from standfast.stream.task.settings import RESTORE_MEMORY_DEFAULT_BYTES
@@ -86,9 +86,9 @@ def test_bench_restore_on_a_cluster_leaves_no_topic(
 
 @slow
 def test_run_that_fails_is_an_error_with_its_last_words(tmp_path: Path) -> None:
-    step = Step("absent", str(tmp_path), records=4, key_bytes=16, value_bytes=100, memory_bytes=1)
+    step = BenchStep("absent", str(tmp_path), records=4, key_bytes=16, value_bytes=100, memory_bytes=1)
     with pytest.raises(InternalError, match=r"(?s)the run 'first' ended with exit code 1:.*KeyError: 'absent'$"):
-        Bench({"runs": 2}, Place("embedded", ""), step, Output())._run(step, "first")
+        Bench({"runs": 2}, DemoPlace("embedded", ""), step, Output())._run(step, "first")
 
 
 @slow
@@ -139,7 +139,7 @@ def test_keys_and_values_have_the_sizes_asked_for() -> None:
 
 
 def test_bench_takes_the_memory_of_a_restore_that_a_session_takes_by_default() -> None:
-    assert Step("restore", "", 1, 1, 1, 1).restore_memory_bytes == RESTORE_MEMORY_DEFAULT_BYTES
+    assert BenchStep("restore", "", 1, 1, 1, 1).restore_memory_bytes == RESTORE_MEMORY_DEFAULT_BYTES
 
 
 def test_bench_alone_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ from standfast.ops.observe.clocks import FIELDS, clocked
 from standfast.ops.observe.metrics_values import session_samples
 from standfast.ops.observe.status import status_document
 from standfast.ops.observe.status_merge import WorkerNumbers, statistics_of
-from standfast.ops.page.history import History
+from standfast.ops.page.history import PageHistory
 from standfast.ops.page.html import render
 from standfast.ops.shared.output import Output
 from support.apps import Running, create, write
@@ -125,7 +125,7 @@ def test_session_without_sources_shows_no_clocks(bench: Bench, capsys: pytest.Ca
     status = document(session)
     assert clocks(session) == (None, None, None, None)
     assert clocked(status) == [] and behind(session) == {}
-    assert render(status, History(), status["at_ms"]).tables["clocks"] == {}
+    assert render(status, PageHistory(), status["at_ms"]).tables["clocks"] == {}
     show_status(status, Output())
     assert "watermark" not in capsys.readouterr().out
 
@@ -176,14 +176,14 @@ def test_clocks_of_a_worker_are_in_the_sum_of_all(bench: Bench, lagging: Running
 
 def test_page_has_a_line_for_each_task_with_clocks(lagging: Running) -> None:
     status = document(lagging.session)
-    (line,) = render(status, History(), at(50)).tables["clocks"].values()
+    (line,) = render(status, PageHistory(), at(50)).tables["clocks"].values()
     cells = [re.sub(r"<[^>]+>", "", cell) for cell in re.findall(r"<t[hd].*?</t[hd]>", line)]
     assert cells == ["0_0", "2013-01-01 00:27:20 under 1 min ago", "2013-01-01 00:27:19 under 1 min ago", "slow/0"]
     status["tasks"][0] |= {"stream_time_waits_for": "fast/0", "watermark_ms": None}
-    (line,) = render(status, History(), at(50)).tables["clocks"].values()
+    (line,) = render(status, PageHistory(), at(50)).tables["clocks"].values()
     assert "not known yet" in line and "slow/0 (watermark), fast/0 (stream time)" in line
     status["tasks"][0] |= {"watermark_waits_for": "<b>"}
-    assert "<b>" not in render(status, History(), at(50)).tables["clocks"]["0_0"]
+    assert "<b>" not in render(status, PageHistory(), at(50)).tables["clocks"]["0_0"]
     lagging.close()
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from standfast.ops.shared.control_stores import Conflict, declare, shape_of, spec_of
 from standfast.ops.sidecar.control import schema as schemas
 from standfast.ops.sidecar.control.assignment import (
-    Lease,
+    ApplicationLease,
     StaleGeneration,
-    Wanted,
+    WantedTasks,
     check_generation,
     decide,
     wanted_of,
@@ -165,16 +165,16 @@ def test_definitions_of_stores_go_there_and_back() -> None:
 
 def test_generations_and_leases() -> None:
     present = wanted_of(schemas.Assignment(4, (schemas.Task(0, "active"),)))
-    lease = Lease(100).renewed(1_000)
+    lease = ApplicationLease(100).renewed(1_000)
     assert not decide(present, lease, present)
-    assert decide(present, lease, Wanted(5))
+    assert decide(present, lease, WantedTasks(5))
     with pytest.raises(StaleGeneration):
-        decide(present, lease, Wanted(3))
+        decide(present, lease, WantedTasks(3))
     with pytest.raises(InvalidRequest, match="larger generation"):
-        decide(present, lease, Wanted(4, frozenset({1})))
+        decide(present, lease, WantedTasks(4, frozenset({1})))
     assert not lease.is_over(1_099) and lease.is_over(1_100)
-    assert not Lease().renewed(0).is_over(10**12)
-    ended = Lease(100, 0, ended=True)
+    assert not ApplicationLease().renewed(0).is_over(10**12)
+    ended = ApplicationLease(100, 0, ended=True)
     assert not ended.is_over(10**12), "it ends once"
     for call in (lambda: decide(present, ended, present), lambda: check_generation(present, ended, 4)):
         with pytest.raises(StaleGeneration):
@@ -182,7 +182,7 @@ def test_generations_and_leases() -> None:
     with pytest.raises(StaleGeneration):
         check_generation(present, lease, 5)
     check_generation(present, lease, 4)
-    assert without(present, {0}) == Wanted(4)
+    assert without(present, {0}) == WantedTasks(4)
     with pytest.raises(InvalidRequest, match="twice"):
         wanted_of(schemas.Assignment(1, (schemas.Task(0, "active"), schemas.Task(0, "standby"))))
 

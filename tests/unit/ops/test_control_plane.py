@@ -21,7 +21,7 @@ import standfast as sf
 from standfast.ops.config.types import Config
 from standfast.ops.observe.health import ready
 from standfast.ops.observe.verdict import verdict
-from standfast.ops.shared.error_codes import NOT_ACTIVE, NOT_ASSIGNED, Reason, Refused
+from standfast.ops.shared.error_codes import NOT_ACTIVE, NOT_ASSIGNED, ErrorCode, Refused
 from standfast.ops.sidecar.control import routes as control_routes
 from standfast.ops.sidecar.control.answers import Answers
 from standfast.ops.sidecar.control.plane import ControlPlane
@@ -214,7 +214,7 @@ def test_partition_that_leaves_is_not_said_to_become_ready_while_its_task_closes
         await made.ready()
         session = made.plane.session.session
         assert session is not None
-        seen: list[tuple[Reason, str]] = []
+        seen: list[tuple[ErrorCode, str]] = []
         hold = session.hold
 
         def holding(*args: Any, **more: Any) -> Any:

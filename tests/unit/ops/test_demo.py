@@ -23,7 +23,7 @@ from standfast.ops.demo.check import compare_finals, compare_rows
 from standfast.ops.demo.demo import report, run
 from standfast.ops.demo.feeder import Feeder, partition_of
 from standfast.ops.demo.flights import Flight, parse_flights, read_flights
-from standfast.ops.demo.place import Place, check_place
+from standfast.ops.demo.place import DemoPlace, check_place
 from standfast.ops.demo.result import Json
 from standfast.ops.demo.view import LogView, board_line
 from standfast.ops.demo.worker import start
@@ -282,7 +282,7 @@ def test_place_that_means_nothing_is_refused(log: str, prefix: str | None, words
 
 
 def test_card_says_where_the_log_was(capsys: pytest.CaptureFixture[str]) -> None:
-    report(good_result(log=asdict(Place("kafka", "kafka://h:1", kafka="4.3.1"))), Output())
+    report(good_result(log=asdict(DemoPlace("kafka", "kafka://h:1", kafka="4.3.1"))), Output())
     assert "kafka, kafka://h:1, Kafka 4.3.1 started for it" in capsys.readouterr().out
 
 

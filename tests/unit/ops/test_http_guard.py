@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from standfast.ops.security.audit import Audit
-from standfast.ops.security.http_guard import Guard, GuardRules, Refusal, role_needed
+from standfast.ops.security.http_guard import GuardRules, HttpGuard, Refusal, role_needed
 from standfast.ops.security.peer_uid import uid_of_peer
 from standfast.ops.security.tokens import OWNER, READER, Actor, Role, Tokens
 from standfast.store.clock import ManualClock
@@ -52,12 +52,12 @@ def as_(name: str) -> tuple[bytes, bytes]:
 
 
 @pytest.fixture
-def guard(tmp_path: Path, clock: ManualClock) -> Guard:
+def guard(tmp_path: Path, clock: ManualClock) -> HttpGuard:
     path = tmp_path / "tokens.toml"
     path.write_text(TOKENS, encoding="utf-8")
     path.chmod(0o600)
     rules = GuardRules(origins=frozenset({"https://board.example"}), anyone=None)
-    return Guard(nothing, rules, Tokens(path), Audit(clock))
+    return HttpGuard(nothing, rules, Tokens(path), Audit(clock))
 
 
 def reason(found: Actor | Refusal) -> str:
@@ -65,7 +65,7 @@ def reason(found: Actor | Refusal) -> str:
 
 
 @pytest.mark.parametrize("path", ["/livez", "/startupz", "/readyz", "/metrics"])
-def test_probes_and_metrics_need_no_token(guard: Guard, path: str) -> None:
+def test_probes_and_metrics_need_no_token(guard: HttpGuard, path: str) -> None:
     assert guard.judge(scope("GET", path)) == READER
     assert reason(guard.judge(scope("POST", path))) == "NOAUTH"
 
@@ -87,7 +87,7 @@ def test_probes_and_metrics_need_no_token(guard: Guard, path: str) -> None:
         ("POST", "/v1/snapshots", {"ops"}),
     ],
 )
-def test_role_and_store_decide(guard: Guard, method: str, path: str, allowed: set[str]) -> None:
+def test_role_and_store_decide(guard: HttpGuard, method: str, path: str, allowed: set[str]) -> None:
     found = {name: reason(guard.judge(scope(method, path, as_(name)))) for name in ("viewer", "app", "ops")}
     assert found == {name: name if name in allowed else "NOPERM" for name in found}
     assert reason(guard.judge(scope(method, path))) == "NOAUTH"
@@ -95,9 +95,9 @@ def test_role_and_store_decide(guard: Guard, method: str, path: str, allowed: se
 
 
 def test_without_tokens_whoever_reaches_the_server_is_who_the_rules_say(clock: ManualClock) -> None:
-    server = Guard(nothing, GuardRules(anyone=OWNER), Tokens(), Audit(clock))
+    server = HttpGuard(nothing, GuardRules(anyone=OWNER), Tokens(), Audit(clock))
     assert server.judge(scope("POST", "/v1/drain")) == OWNER
-    server = Guard(nothing, GuardRules(anyone=READER), Tokens(), Audit(clock))
+    server = HttpGuard(nothing, GuardRules(anyone=READER), Tokens(), Audit(clock))
     assert server.judge(scope("GET", "/v1/status")) == READER
     assert reason(server.judge(scope("PUT", "/v1/assignment"))) == "NOPERM"
     assert reason(server.judge(scope("GET", "/v1/status", (b"authorization", b"Bearer wrong")))) == "NOAUTH"
@@ -125,7 +125,7 @@ def test_without_a_token_only_users_on_the_list_are_let_in(clock: ManualClock, t
             request = scope("GET", "/v1/status")
             request |= {"client": caller.getsockname(), "server": listening.getsockname()}
             for uids, found in (({os.getuid()}, "owner"), ({os.getuid() + 1}, "NOAUTH"), (set(), "NOAUTH")):
-                server = Guard(nothing, GuardRules(uids=frozenset(uids)), Tokens(), Audit(clock))
+                server = HttpGuard(nothing, GuardRules(uids=frozenset(uids)), Tokens(), Audit(clock))
                 assert reason(server.judge(request)) == found
                 assert server.judge(request | {"path": "/livez"}) == READER
                 unknown = server.judge(request | {"client": ("127.0.0.1", 1)})
@@ -133,7 +133,7 @@ def test_without_a_token_only_users_on_the_list_are_let_in(clock: ManualClock, t
 
 
 @pytest.mark.parametrize("host", [b"127.0.0.1", b"localhost:1", b"[::1]:8080", b"LOCALHOST"])
-def test_host_of_this_machine_is_let_in(guard: Guard, host: bytes) -> None:
+def test_host_of_this_machine_is_let_in(guard: HttpGuard, host: bytes) -> None:
     assert guard.judge(scope("GET", "/livez", (b"host", host), host=False)) == READER
 
 
@@ -146,7 +146,7 @@ def test_host_of_this_machine_is_let_in(guard: Guard, host: bytes) -> None:
     ],
 )
 def test_name_of_another_machine_gets_nothing(clock: ManualClock, hosts: list[bytes]) -> None:
-    server = Guard(nothing, GuardRules(hosts=frozenset({"ours.example"})), Tokens(), Audit(clock))
+    server = HttpGuard(nothing, GuardRules(hosts=frozenset({"ours.example"})), Tokens(), Audit(clock))
     request = scope("GET", "/livez", *((b"host", host) for host in hosts), host=False)
     assert reason(server.judge(request)) == "BAD_HOST"
     assert server.judge(scope("GET", "/livez", (b"host", b"ours.example:1"), host=False)) == READER
@@ -169,7 +169,7 @@ def test_name_of_another_machine_gets_nothing(clock: ManualClock, hosts: list[by
     ],
 )
 def test_only_our_own_page_may_change_something(
-    guard: Guard, headers: list[tuple[bytes, bytes]], allowed: bool
+    guard: HttpGuard, headers: list[tuple[bytes, bytes]], allowed: bool
 ) -> None:
     assert reason(guard.judge(scope("POST", "/v1/drain", as_("ops"), *headers))) == ("ops" if allowed else "BAD_ORIGIN")
     assert reason(guard.judge(scope("GET", "/v1/status", as_("ops"), *headers))) == "ops"
@@ -177,7 +177,7 @@ def test_only_our_own_page_may_change_something(
 
 def test_refusal_is_answered_as_json_and_audited_without_the_path_of_a_row(clock: ManualClock) -> None:
     audit = Audit(clock)
-    server = Guard(nothing, GuardRules(anyone=None), Tokens(), audit)
+    server = HttpGuard(nothing, GuardRules(anyone=None), Tokens(), audit)
     sent: list[MutableMapping[str, Any]] = []
 
     async def send(message: MutableMapping[str, Any]) -> None:
@@ -204,7 +204,7 @@ def test_change_is_audited_with_who_asked_and_how_it_ended(clock: ManualClock, s
         await send({"type": "http.response.body", "body": b""})
 
     async def call(*requests: tuple[str, str]) -> None:
-        server = Guard(app, GuardRules(), Tokens(), audit)
+        server = HttpGuard(app, GuardRules(), Tokens(), audit)
         for method, path in requests:
             await server(scope(method, path), None, ignore)  # type: ignore[arg-type]
 
@@ -224,7 +224,7 @@ HEADERS = st.lists(st.tuples(NAMES, st.one_of(st.sampled_from([b"localhost", b"B
 @pytest.mark.slow
 @given(headers=HEADERS, method=st.text(max_size=12), path=st.text(max_size=60).map(lambda text: "/" + text))
 def test_any_head_is_let_in_or_refused(headers: list[tuple[bytes, bytes]], method: str, path: str) -> None:
-    server = Guard(nothing, GuardRules(anyone=None), Tokens(), Audit(ManualClock(0)))
+    server = HttpGuard(nothing, GuardRules(anyone=None), Tokens(), Audit(ManualClock(0)))
     found = server.judge(scope(method, path, *headers, host=False))
     assert isinstance(found, Refusal) or (found == READER and path in ("/livez", "/startupz", "/readyz", "/metrics"))
 

@@ -23,8 +23,8 @@ from standfast.ops.config.config import load_config
 from standfast.ops.observe.metrics_servers import HttpNumbers
 from standfast.ops.observe.status import status_document
 from standfast.ops.observe.verdict import duration, size, verdict
-from standfast.ops.page.feed import NOTHING, QUEUE_MAX, Feed, Stream
-from standfast.ops.page.history import DONE_MS, RATE_MS, STEP_MS, STEPS, History, Meter, Series, bars
+from standfast.ops.page.feed import NOTHING, QUEUE_MAX, PageFeed, PageStream
+from standfast.ops.page.history import DONE_MS, RATE_MS, STEP_MS, STEPS, Meter, PageHistory, Series, bars
 from standfast.ops.page.html import changes, document, render, whole
 from standfast.ops.page.model import age, log_share, per_second, points
 from standfast.ops.page.page import FILES, OpsPage
@@ -132,7 +132,7 @@ def test_verdict_is_one_word_and_why(document: dict[str, Any], word: str, text: 
 
 
 def test_restores_stand_slowest_first_and_those_that_ended_stay_a_minute() -> None:
-    history = History()
+    history = PageHistory()
     first = status(
         *(task(number, state="restoring") for number in range(3)),
         restores=[restore(0, 90), restore(1, 10), restore(2, 50, seconds_left=None, stuck=True)],
@@ -154,7 +154,7 @@ def test_restores_stand_slowest_first_and_those_that_ended_stay_a_minute() -> No
 
 
 def test_lag_is_remembered_for_standbys_that_are_held() -> None:
-    history = History()
+    history = PageHistory()
     for number in range(3):
         held = store(lag=30 - 10 * number, position=70 + 10 * number)
         history.look(status(task(1, "standby", "standby", held)), NOW_MS + STEP_MS * number)
@@ -165,7 +165,7 @@ def test_lag_is_remembered_for_standbys_that_are_held() -> None:
 
 
 def test_line_of_a_restore_stays_as_long_as_the_restore_is_shown() -> None:
-    history = History()
+    history = PageHistory()
     history.look(status(task(0, state="restoring"), restores=[restore(0, 50)]), NOW_MS)
     history.look(status(task(0)), NOW_MS + 1_000)
     assert history.chart("restore 0_0/kv") == (10.0,)
@@ -209,7 +209,7 @@ def test_rates_stand_beside_counts_and_restores_and_lags_have_charts() -> None:
             servers=[{"server": "RESP", "what": "commands", "value": 40 * second}],
         )
 
-    history = History()
+    history = PageHistory()
     for second in (1, 6):
         history.look(found(second), NOW_MS + 1_000 * second)
     page = render(found(6), history, NOW_MS + 6_000)
@@ -295,10 +295,10 @@ def hostile(name: str) -> dict[str, Any]:
 @given(name=st.one_of(st.just(EVIL), st.text(min_size=1)))
 def test_names_stay_text_whatever_they_are(name: str) -> None:
     found = hostile(name)
-    history = History()
+    history = PageHistory()
     history.look(found, NOW_MS)
     page = render(found, history, NOW_MS)
-    plain = read(document(status(), render(status(), History(), NOW_MS), NOW_MS))
+    plain = read(document(status(), render(status(), PageHistory(), NOW_MS), NOW_MS))
     got = read(document(found, page, NOW_MS))
     known = {tag for tag, _ in plain.tags} | {
         "td",
@@ -320,7 +320,7 @@ def test_names_stay_text_whatever_they_are(name: str) -> None:
 
 def test_page_has_no_inline_script_or_style_and_loads_nothing_from_elsewhere() -> None:
     found = hostile("x")
-    html = document(found, render(found, History(), NOW_MS), NOW_MS)
+    html = document(found, render(found, PageHistory(), NOW_MS), NOW_MS)
     assert re.findall(r"<script[^>]*>", html) == ['<script src="page.js" defer>']
     assert "<style" not in html and "style=" not in html and "://" not in html
     assert not re.search(r"\bon[a-z]+=", html)
@@ -329,7 +329,7 @@ def test_page_has_no_inline_script_or_style_and_loads_nothing_from_elsewhere() -
 
 
 def test_page_is_made_for_keyboards_and_screen_readers() -> None:
-    reader = read(document(hostile("x"), render(hostile("x"), History(), NOW_MS), NOW_MS))
+    reader = read(document(hostile("x"), render(hostile("x"), PageHistory(), NOW_MS), NOW_MS))
     tags = [tag for tag, _ in reader.tags]
     assert tags.count("h1") == 1 and tags.count("main") == 1 and tags.count("table") == tags.count("thead")
     headings = [attributes["id"] for tag, attributes in reader.tags if tag == "h2"]
@@ -348,7 +348,7 @@ def test_page_is_made_for_keyboards_and_screen_readers() -> None:
 
 def test_only_what_changed_is_told() -> None:
     def page(*tasks: Any, restores: Any = ()) -> Any:
-        return render(status(*tasks, restores=restores), History(), NOW_MS)
+        return render(status(*tasks, restores=restores), PageHistory(), NOW_MS)
 
     first = page(task(0), task(1))
     assert changes(first, page(task(0), task(1))) == {}
@@ -364,7 +364,7 @@ def test_page_of_a_real_session_shows_its_stores(bench: Bench) -> None:
     session.task(0).store("kv").put("secret-key", "secret-value")
     session.task(0).commit({("flights", 0): 7})
     found = status_document(session.statistics())
-    html = document(found, render(found, History(), NOW_MS), NOW_MS)
+    html = document(found, render(found, PageHistory(), NOW_MS), NOW_MS)
     text = read(html).text
     assert "READY 2 active, 0 standby" in text and "flights/0 at 7" in text.replace("('flights', 0)", "flights/0")
     assert "secret" not in html
@@ -376,7 +376,7 @@ def test_page_lists_snapshots_with_the_error_of_the_last_attempt_first(bench: Be
     kept.stored = (StoredSnapshot("0_0/3-4711", "0_0", 3, 4711, 5 << 20, 6, NOW_MS - 3_600_000),)
     kept.errors["0_0"] = ("writing <b>x</b> to the storage: no space", NOW_MS - 120_000)
     session._downloads.add("0_1", "0_1/1-2", 300, 100, session.clock.monotonic_ms())
-    found = render(status_document(session.statistics()), History(), NOW_MS)
+    found = render(status_document(session.statistics()), PageHistory(), NOW_MS)
     assert list(found.tables["snapshots"]) == ["error/0_0", "0_0/3-4711"]
     text = read(found.tables["snapshots"]["0_0/3-4711"]).text
     for shown in ("4,711", "1 h ago", "5.0 MiB", "6", str(tmp_path / "snaps"), "stored"):
@@ -387,7 +387,7 @@ def test_page_lists_snapshots_with_the_error_of_the_last_attempt_first(bench: Be
 
 
 def test_page_without_a_policy_of_snapshots_has_no_such_table(bench: Bench) -> None:
-    assert "snapshots" not in render(status_document(bench.active("a").statistics()), History(), NOW_MS).tables
+    assert "snapshots" not in render(status_document(bench.active("a").statistics()), PageHistory(), NOW_MS).tables
 
 
 def test_a_sidecars_page_shows_disk_servers_events_and_settings_without_secrets(
@@ -406,7 +406,7 @@ def test_a_sidecars_page_shows_disk_servers_events_and_settings_without_secrets(
         http_server=http,
         schedules=[{"task": "0_0", "kind": "wall_clock_time", "next_ms": 0, "missed": 2}],
     )
-    text = read(document(found, render(found, History(), NOW_MS), NOW_MS)).text
+    text = read(document(found, render(found, PageHistory(), NOW_MS), NOW_MS)).text
     for part in (
         "assign",
         "flights-app",
@@ -452,7 +452,7 @@ def test_status_that_cannot_be_read_becomes_the_verdict() -> None:
     assert answer.status_code == 200 and "NOT READABLE" in answer.text and "&lt;did&gt;" in answer.text
 
 
-async def begun(feed: Feed) -> Stream | None:
+async def begun(feed: PageFeed) -> PageStream | None:
     """A stream with its first page; None if there are too many."""
     stream = feed.open()
     if stream is not None:
@@ -490,7 +490,7 @@ def test_a_stream_whose_status_cannot_be_read_ends_with_that_error(clock: Manual
         raise ValueError("a defect")
 
     async def watch() -> None:
-        feed = Feed(broken, clock)
+        feed = PageFeed(broken, clock)
         stream = feed.open()
         assert stream is not None
         with pytest.raises(ValueError, match="a defect"):
@@ -502,7 +502,7 @@ def test_a_stream_whose_status_cannot_be_read_ends_with_that_error(clock: Manual
 
 def test_a_stream_that_is_opened_after_the_close_has_ended(clock: ManualClock) -> None:
     async def watch() -> None:
-        feed = Feed(status, clock)
+        feed = PageFeed(status, clock)
         feed.close()
         stream = feed.open()
         assert stream is not None and await stream.queue.get() is None and feed.streams == 0
@@ -518,7 +518,7 @@ def test_streams_have_a_limit_and_share_one_reading(clock: ManualClock) -> None:
         return status(task(epoch=len(readings)))
 
     async def watch() -> None:
-        feed = Feed(reading, clock, streams_max=3)
+        feed = PageFeed(reading, clock, streams_max=3)
         streams = [await begun(feed) for _ in range(4)]
         assert streams[3] is None and feed.streams == 3 and len(readings) == 1
         first = streams[0]
@@ -541,7 +541,7 @@ def test_readers_that_go_and_come_again_share_the_reading_that_is_under_way(cloc
         return status()
 
     async def watch() -> None:
-        feed = Feed(stuck, clock)
+        feed = PageFeed(stuck, clock)
         for _ in range(3):  # a browser that connects again
             asked = asyncio.create_task(feed.page())
             await asyncio.to_thread(reading.wait, 30)
@@ -558,7 +558,7 @@ def test_readers_that_go_and_come_again_share_the_reading_that_is_under_way(cloc
 
 def test_reader_that_is_too_slow_loses_its_stream() -> None:
     async def fill() -> None:
-        stream = Stream()
+        stream = PageStream()
         assert all(stream.put("x") for _ in range(QUEUE_MAX))
         assert not stream.put("x")
         stream.end()
@@ -573,7 +573,7 @@ def test_a_stream_tells_changes_and_that_it_lives() -> None:
     epochs = [1]
 
     async def watch() -> None:
-        feed = Feed(lambda: status(task(epoch=epochs[0])), ManualTicks())
+        feed = PageFeed(lambda: status(task(epoch=epochs[0])), ManualTicks())
         stream = await begun(feed)
         assert stream is not None
         assert json.loads(str(await stream.queue.get()))["whole"]

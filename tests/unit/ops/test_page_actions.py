@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from standfast.ops.config.types import HttpSection
 from standfast.ops.observe.status import status_document
 from standfast.ops.page.feed import NOTHING
-from standfast.ops.page.history import History
+from standfast.ops.page.history import PageHistory
 from standfast.ops.page.html import render
 from standfast.ops.page.model import percentile, restore_phases
 from standfast.ops.page.page import OpsPage
@@ -21,7 +21,7 @@ from standfast.ops.page.peek import RECORDS_MAX, Look, look
 from standfast.ops.security.http_guard import is_admin, store_of
 from standfast.ops.security.tokens import OWNER, READER, Actor
 from standfast.ops.sidecar.control.events import Events
-from standfast.ops.sidecar.control.timers import Timers
+from standfast.ops.sidecar.control.timers import SidecarTimers
 from standfast.replication.offsets import TopicPartition
 from standfast.store.errors import UnknownStore
 
@@ -111,7 +111,7 @@ def test_time_of_restores_is_told_by_its_phases() -> None:
 def test_no_link_is_made_of_a_name_that_no_store_can_have(bench: Bench) -> None:
     found: dict[str, Any] = {**status_document(bench.active("a", partitions=(0,)).statistics()), "peek": True}
     found["tasks"][0]["stores"] = [{**one, "store": name} for one in found["tasks"][0]["stores"][:1] for name in NAMES]
-    rows = render(found, History(), 0).tables["changelogs"].values()
+    rows = render(found, PageHistory(), 0).tables["changelogs"].values()
     links = [found for row in rows for found in re.findall(r'href="([^"]*)"', row)]
     assert links == ["peek/plain.name-1_x/0"]
 
@@ -119,7 +119,7 @@ def test_no_link_is_made_of_a_name_that_no_store_can_have(bench: Bench) -> None:
 def test_schedules_are_shown_with_what_they_missed_and_counted(bench: Bench) -> None:
     session = bench.active("a", partitions=(0,))
     loop = asyncio.new_event_loop()
-    timers = Timers(bench.clock, Events(loop))
+    timers = SidecarTimers(bench.clock, Events(loop))
     timers.schedule(frozenset({0}), 0, "wall_clock_time", 1_000, None)
     timers.schedule(frozenset({0}), 0, "stream_time", 60_000, 5_000)
     now_ms = bench.clock.wall_ms()

@@ -12,7 +12,7 @@ from standfast.ops.observe.placement import move_events
 from standfast.ops.observe.status import status_document, tasks_document
 from standfast.ops.observe.status_merge import statistics_of
 from standfast.ops.observe.verdict import verdict
-from standfast.ops.page.history import History
+from standfast.ops.page.history import PageHistory
 from standfast.ops.page.html import document, render
 from standfast.ops.shared.output import Output
 from standfast.replication.log import Outgoing
@@ -97,7 +97,7 @@ def test_instances_without_managed_placement_have_none(bench: Bench) -> None:
     assert found["placement"] is None
     assert move_events(found["placement"]) == []
     assert statistics_of(json.loads(json.dumps(found))).placement is None
-    page = render(found, History(), 0)
+    page = render(found, PageHistory(), 0)
     assert (list(page.tables["instances"]), list(page.tables["placement"])) == ([], [])
     assert 'id="placement"' not in document(found, page, 0)
 
@@ -111,7 +111,7 @@ def test_reasons_that_cannot_be_read_leave_the_rest_of_the_status(bench: Bench) 
     assert "format 2, this version reads 1" in found["placement"]["error"]
     assert len(found["tasks"]) == 6
     assert verdict(found).level == "warn" and "placement: " in verdict(found).text
-    render(found, History(), 0)
+    render(found, PageHistory(), 0)
 
 
 def test_commands_print_instances_owners_reasons_and_moves(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,7 +136,7 @@ def test_page_shows_instances_tasks_and_moves_as_events(bench: Bench) -> None:
     cluster = two(bench)
     status = status_of(cluster, "a")
     status["events"] = move_events(status["placement"])
-    page = render(status, History(), bench.clock.wall_ms())
+    page = render(status, PageHistory(), bench.clock.wall_ms())
     a, b = (cluster.live[name].session.instance_id for name in ("a", "b"))
     assert "★ leader" in page.tables["instances"][a] and "rack=east" in page.tables["instances"][a]
     assert "★" not in page.tables["instances"][b]
@@ -175,7 +175,7 @@ def test_names_of_instances_and_reasons_stay_text_on_the_page() -> None:
             "tasks": [{**task, "copies": copies}],
         },
     }
-    page = render(status, History(), 0)
+    page = render(status, PageHistory(), 0)
     html = "".join(page.tables["instances"].values()) + "".join(page.tables["placement"].values())
     assert "<img" not in html and html.count("&lt;img") > 8
 
@@ -192,7 +192,7 @@ def test_page_shows_the_worker_process_of_tasks_and_copies(bench: Bench) -> None
     status["placement"]["instances"][0]["workers"] = [2, 1]
     task = status["placement"]["tasks"][0]
     task["worker"] = task["copies"][0]["worker"] = 2
-    page = render(status, History(), bench.clock.wall_ms())
+    page = render(status, PageHistory(), bench.clock.wall_ms())
     assert "1: 2, 2: 1" in page.tables["instances"][status["placement"]["instances"][0]["id"]]
     row, other = (page.tables["placement"][f"0_{number}"] for number in (0, 1))
     assert f"{task['active']}:2" in row and f"{task['copies'][0]['instance']}:2 (0)" in row

@@ -14,7 +14,7 @@ import pytest
 
 from standfast.ops.observe.health import HEARTBEAT_MS_MAX
 from standfast.ops.sidecar.worker.process import SILENT_MS, START_MS, StandbyWorker
-from standfast.ops.sidecar.worker.protocol import Open
+from standfast.ops.sidecar.worker.protocol import OpenTails
 from standfast.replication.tail.open_log import open_log
 from standfast.store.clock import ManualClock
 from standfast.store.process.child import RESTART_MS
@@ -31,7 +31,7 @@ def worker(tmp_path: Path, clock: ManualClock) -> Iterator[StandbyWorker]:
     # The server creates the log before it starts its worker: a worker creates none where the file is gone.
     open_log(f"sqlite:///{tmp_path}/log").close()
     settings = {"guarantee": "at_least_once", "gate": "all", "partitions": 1}
-    order = Open(
+    order = OpenTails(
         app="app",
         log=f"sqlite:///{tmp_path}/log",
         state_root=str(tmp_path),

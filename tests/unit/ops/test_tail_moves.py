@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from standfast.ops.sidecar.worker.moves import Holding, Moves, moves
+from standfast.ops.sidecar.worker.moves import Holding, ProcessMoves, moves
 
 ONE = frozenset({0})
 NONE: frozenset[int] = frozenset()
@@ -16,7 +16,7 @@ FAR = 10_000
 
 
 def test_without_worker_the_server_does_everything() -> None:
-    assert moves(ONE, frozenset({1}), {}, None) == Moves(server_active=ONE, server_standby=frozenset({1}))
+    assert moves(ONE, frozenset({1}), {}, None) == ProcessMoves(server_active=ONE, server_standby=frozenset({1}))
 
 
 def test_new_active_task_is_opened_by_the_server() -> None:
@@ -89,7 +89,7 @@ def test_no_task_is_ever_given_to_both_and_every_task_gets_where_it_belongs(seed
     rng = random.Random(seed)
     server: dict[int, Holding] = {}
     worker: dict[int, Holding] = {}
-    last: Moves | None = None
+    last: ProcessMoves | None = None
     active, standby = NONE, NONE
     for step in range(60):
         if step < 40 and rng.random() < 0.2:

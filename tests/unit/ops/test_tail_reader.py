@@ -9,8 +9,8 @@ import os
 import threading
 from typing import Any
 
-from standfast.ops.sidecar.worker.protocol import ReadRows, Rows, report_line
-from standfast.ops.sidecar.worker.reader import Reader
+from standfast.ops.sidecar.worker.protocol import ReadRows, RowsPage, report_line
+from standfast.ops.sidecar.worker.reader import RowsReader
 
 
 def test_reader_ends_without_a_word_when_its_server_is_gone() -> None:
@@ -18,12 +18,12 @@ def test_reader_ends_without_a_word_when_its_server_is_gone() -> None:
     os.close(theirs)
     told = threading.Event()
 
-    def tell(report: Rows) -> None:
+    def tell(report: RowsPage) -> None:
         told.set()
         os.write(ours, report_line(report))
 
     routes: Any = None  # any answer will do, an error too
-    reader = Reader(routes, tell)
+    reader = RowsReader(routes, tell)
     reader.ask(ReadRows(1, "/v1/stores/kv", ""))
     assert told.wait(30)
     reader.thread.join(30)

@@ -21,7 +21,7 @@ from standfast.ops.shared.error_codes import NotActive, NotAssigned, NotFound
 from standfast.replication.offsets import TaskId
 from standfast.store.clock import SystemClock
 from standfast.stream.task.groups import TaskGroup, all_specs
-from standfast.stream.workers.orders import HeldTask
+from standfast.stream.workers.orders import ReportedTask
 from standfast.stream.workers.seen import InstanceSeen, WorkerSeen
 from support.serve import wait_for
 from support.sessions import KINDS, Bench, four_stores, operate
@@ -46,7 +46,7 @@ class Instance:
 
     def _worker(self, number: int) -> WorkerSeen:
         tasks = {
-            task_id: HeldTask(task.role, task.state.value, 0, 1)
+            task_id: ReportedTask(task.role, task.state.value, 0, 1)
             for task_id, task in self.sessions[number].all_tasks().items()
         }
         return WorkerSeen(number + 1, number + 1, True, 1, 0, tasks)

@@ -17,7 +17,7 @@ from bench.__main__ import main
 from bench.measures import Bench
 from bench.step import Step
 from standfast.ops.bench.bench import show
-from standfast.ops.demo.place import Place
+from standfast.ops.demo.place import DemoPlace
 from standfast.ops.shared.output import Output
 from support.bench import topics_of
 from support.places import BENCHMARKS
@@ -135,7 +135,7 @@ def test_bench_restore_on_a_cluster_stands_beside_the_bare_consume_loop(
 def test_ratio_is_the_median_of_the_rounds(tmp_path: Path) -> None:
     step = Step(step="", folder=str(tmp_path), records=4, key_bytes=16, value_bytes=100, memory_bytes=1)
     run = {"records": 4, "elapsed_ms": 1, "cpu_ms": None}
-    bench = Bench({"runs": 2}, Place("kafka", ""), step, Output())
+    bench = Bench({"runs": 2}, DemoPlace("kafka", ""), step, Output())
     ours = bench._measure("restore_distinct", "", [run | {"rate": 30.0}, run | {"rate": 50.0}])
     bare = bench._measure("restore_distinct_bare", "", [run | {"rate": 100.0}, run | {"rate": 100.0}])
     ratio = bench._ratio(ours, bare, "")

@@ -13,7 +13,15 @@ from standfast.replication.log import Record
 from standfast.replication.offsets import TaskId
 from standfast.replication.pauses import Deaths
 from standfast.replication.placement.busy_lead import TURN_MS, TURNS_MAX, BusyLead, is_busy
-from standfast.replication.placement.model import Assignment, Copy, CopyState, Member, Round, Settings, View
+from standfast.replication.placement.model import (
+    Assignment,
+    Copy,
+    CopyState,
+    PlacedMember,
+    PlacementSettings,
+    Round,
+    View,
+)
 from standfast.replication.placement.place import place
 from standfast.replication.placement.reasons import words
 from standfast.replication.progress import LOOP, LeaseProgress
@@ -118,9 +126,9 @@ def test_many_members_before_it_keep_a_member_for_no_longer_than_a_few_turns() -
 
 
 def taken(**copies: Copy) -> Round:
-    members = tuple(Member(name, copies={T0: copy}) for name, copy in copies.items())
+    members = tuple(PlacedMember(name, copies={T0: copy}) for name, copy in copies.items())
     previous = Assignment(3, {T0: "gone"}, {T0: tuple(copies)})
-    return place(View(members, (T0,), Settings(standby_replicas=1, acceptable_lag=100), previous))
+    return place(View(members, (T0,), PlacementSettings(standby_replicas=1, acceptable_lag=100), previous))
 
 
 def standby(lag: int, busy_ms: int = 0) -> Copy:

@@ -15,7 +15,7 @@ from standfast.store.process.in_hand import DESERIALIZE, HeldRecord
 from standfast.stream.deaths.deaths import (
     DEATHS_MAX,
     KIND,
-    Place,
+    RecordPlace,
     all_deaths,
     death_of,
     find_deaths,
@@ -24,7 +24,7 @@ from standfast.stream.deaths.deaths import (
 )
 
 AT = TopicPartition("lines", 3)
-PLACE = Place("lines", 3, 17)
+PLACE = RecordPlace("lines", 3, 17)
 
 
 @pytest.fixture

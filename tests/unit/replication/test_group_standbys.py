@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.group_standbys import Placed, may_release, place_standbys
+from standfast.replication.placement.group_standbys import PlacedStandbys, may_release, place_standbys
 from standfast.replication.takeover import MemberPlan
 
 T = [TaskId(0, number) for number in range(8)]
@@ -22,7 +22,7 @@ def plan(active: str = "", standby: str = "", warm: str = "") -> MemberPlan:
     return MemberPlan(tasks[0], tasks[1], warm=tasks[2])
 
 
-def shown(placed: Placed) -> dict[str, str]:
+def shown(placed: PlacedStandbys) -> dict[str, str]:
     return {name: "".join(str(task.partition) for task in sorted(tasks)) for name, tasks in placed.standbys.items()}
 
 

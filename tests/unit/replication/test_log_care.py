@@ -12,7 +12,7 @@ import pytest
 
 import standfast as sf
 from standfast.ops.sidecar.control.session import ServerSession
-from standfast.ops.sidecar.worker.worker import WorkerSession
+from standfast.ops.sidecar.worker.worker import TailWorkerSession
 from standfast.replication.tail.log_care import care
 from standfast.store.clock import SystemClock
 from standfast.store.disk import DiskGuard
@@ -49,8 +49,8 @@ def cared_for_by(*sessions: sf.Session) -> list[str]:
 def test_worker_cares_for_the_log_while_the_server_leads(tmp_path: Path, opened: Opened) -> None:
     state = StateDir(tmp_path / "a", "app")
     server = opened(ServerSession, state.lend("m"))
-    first, second = opened(WorkerSession, state.lend("m-tail0")), opened(WorkerSession, state.lend("m-tail1"))
-    assert isinstance(first, WorkerSession)
+    first, second = opened(TailWorkerSession, state.lend("m-tail0")), opened(TailWorkerSession, state.lend("m-tail1"))
+    assert isinstance(first, TailWorkerSession)
     first.cares_for = "m"
     assert cared_for_by(server, first, second) == ["m-tail0"]
     state.close()

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from standfast.replication.embedded import care as embedded_care
 from standfast.replication.embedded import sums as embedded_sums
 from standfast.replication.embedded.log import EmbeddedLog
-from standfast.replication.embedded.sums import BLOCK_RECORDS, Block, Cells, Sums, add, block_of, check
+from standfast.replication.embedded.sums import BLOCK_RECORDS, Cells, ChecksumBlock, Sums, add, block_of, check
 from standfast.replication.log import Committed, Outgoing, TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.store.clock import ManualClock
@@ -316,7 +316,7 @@ def test_offsets_of_a_block_with_gaps_are_part_of_it() -> None:
     for offsets in ([2, 6], [1, 7]):
         with pytest.raises(Corruption):
             check(T0, block, offsets, cells)
-    assert block == Block(0, 9, 2, *block.sums, block.gaps)
+    assert block == ChecksumBlock(0, 9, 2, *block.sums, block.gaps)
 
 
 # -- the older format -------------------------------------------------------------------------------------------------

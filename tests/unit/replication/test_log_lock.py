@@ -27,7 +27,7 @@ from standfast.ops.observe.status import status_document
 from standfast.ops.observe.status_merge import statistics_of
 from standfast.ops.observe.verdict import verdict
 from standfast.replication.embedded import holder as holder_module
-from standfast.replication.embedded.holder import Progress, own_text
+from standfast.replication.embedded.holder import LockProgress, own_text
 from standfast.replication.embedded.lock import SOON, LogLock
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.embedded.watch import KernelLocks, kernel_locks
@@ -252,7 +252,7 @@ def test_program_stays_named_while_our_lock_goes_round_among_processes_that_wait
 
     turns = iter(range(20))
     with stopped(Path(log.path), "program") as program:
-        progress = Progress(str(log.path))
+        progress = LockProgress(str(log.path))
         assert progress.look().program == program.pid
         monkeypatch.setattr(holder_module, "kernel_locks", looked_at)
         assert [progress.look().program for _ in range(5)] == [program.pid] * 5

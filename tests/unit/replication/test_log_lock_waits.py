@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from standfast.replication.embedded.holder import LONGEST_MS, Look, holder_of, stuck
+from standfast.replication.embedded.holder import LONGEST_MS, LockLook, holder_of, stuck
 from standfast.replication.embedded.lock import AGAIN, PATIENT, SOON, LogLock
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.log import LockHolder, Outgoing, TopicPolicy
@@ -149,12 +149,14 @@ def test_error_beside_a_slow_holder_names_it_and_its_time_and_does_not_advise_to
 
 def test_advice_to_kill_is_for_a_stopped_holder_and_for_one_without_progress_for_a_minute() -> None:
     held = LockHolder(7, 0, LONGEST_MS)
-    assert "kill -CONT" in str(stuck("log", Look(b"", held, 2_000, stopped=True)))
-    assert "kill -KILL" in str(stuck("log", Look(b"", held, LONGEST_MS)))
-    round_told = str(stuck("log", Look(b"", held, 2_000), waited_ms=LONGEST_MS))
+    assert "kill -CONT" in str(stuck("log", LockLook(b"", held, 2_000, stopped=True)))
+    assert "kill -KILL" in str(stuck("log", LockLook(b"", held, LONGEST_MS)))
+    round_told = str(stuck("log", LockLook(b"", held, 2_000), waited_ms=LONGEST_MS))
     assert "kill" not in round_told and "60 s" in round_told
-    assert PATIENT.left_ms(Look(b"", held, 2_000)) == AGAIN.left_ms(Look(b"", held, 2_000)) == LONGEST_MS - 2_000
-    assert AGAIN.left_ms(Look(b"", held, 2_000, stopped=True)) < 0
+    assert (
+        PATIENT.left_ms(LockLook(b"", held, 2_000)) == AGAIN.left_ms(LockLook(b"", held, 2_000)) == LONGEST_MS - 2_000
+    )
+    assert AGAIN.left_ms(LockLook(b"", held, 2_000, stopped=True)) < 0
 
 
 def test_text_of_a_killed_process_says_nothing_about_the_next_holder(log: EmbeddedLog, holder: Other) -> None:

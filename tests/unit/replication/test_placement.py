@@ -16,10 +16,10 @@ from standfast.replication.placement.model import (
     Away,
     Copy,
     CopyState,
-    Member,
     MoveKind,
+    PlacedMember,
+    PlacementSettings,
     Round,
-    Settings,
     View,
 )
 from standfast.replication.placement.place import is_changed, place
@@ -41,7 +41,7 @@ def t(number: int, group: int = 0) -> TaskId:
     return TaskId(group, number)
 
 
-def member(name: str, reports: str = "", **more: Any) -> Member:
+def member(name: str, reports: str = "", **more: Any) -> PlacedMember:
     """Reports: `r0` runs task 0, `s1:40` stands by for 1 with a lag of 40, `o2:90/100` restores, `w`, `d` on disk."""
     copies = {}
     for text in reports.split():
@@ -50,12 +50,12 @@ def member(name: str, reports: str = "", **more: Any) -> Member:
         left, _, total = lag.partition("/")
         known = None if not left and state != "r" else int(left or 0)
         copies[t(int(number))] = Copy(STATES[state], known, int(total) if total else None)
-    return Member(name, copies=copies, **more)
+    return PlacedMember(name, copies=copies, **more)
 
 
-def view(members: list[Member], tasks: int = 4, **more: Any) -> View:
+def view(members: list[PlacedMember], tasks: int = 4, **more: Any) -> View:
     given: dict[str, Any] = {"standby_replicas": 0, "acceptable_lag": LIMIT, **more.pop("settings", {})}
-    return View(tuple(members), tuple(t(number) for number in range(tasks)), Settings(**given), **more)
+    return View(tuple(members), tuple(t(number) for number in range(tasks)), PlacementSettings(**given), **more)
 
 
 def assigned(active: str, standbys: str = "", **more: Any) -> Assignment:
@@ -171,7 +171,7 @@ def test_instance_that_joins_gets_a_warm_up_first_and_the_owner_serves_until_the
     assert owners(first) == "aaaa"
     assert first.assignment.warmups == {t(0): "b"}
     assert codes(first).count("WAITS_FOR_WARM_UP") == 1
-    assert first.again_ms == Settings().probe_interval_ms
+    assert first.again_ms == PlacementSettings().probe_interval_ms
 
     behind = [members[0], member("b", f"w0:{LIMIT + 1}")]
     second = place(view(behind, previous=first.assignment, settings={"warmups_max": 1}))
@@ -234,7 +234,7 @@ def test_instance_that_stopped_cleanly_keeps_its_tasks_where_no_standby_is() -> 
     previous = assigned("aabb")
     gone = place(view([member("a", "r0 r1")], previous=previous, away={"b": Away(100, stopped=True)}))
     assert (owners(gone), gone.assignment.held) == ("aa..", {t(2): "b", t(3): "b"})
-    assert gone.again_ms == Settings().restart_grace_ms - 100
+    assert gone.again_ms == PlacementSettings().restart_grace_ms - 100
 
     back = place(view([member("a", "r0 r1"), member("b", "d2:0 d3:0")], previous=gone.assignment))
     assert (owners(back), codes(back)[2:]) == ("aabb", ["BACK", "BACK"])
@@ -425,7 +425,7 @@ def test_instance_without_slots_is_refused() -> None:
 @pytest.mark.parametrize("wrong", [{"warmups_max": 0}, {"standby_replicas": -1}, {"probe_interval_ms": 0}])
 def test_wrong_setting_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidRequest, match="or more"):
-        Settings(**wrong)
+        PlacementSettings(**wrong)
 
 
 def test_instance_that_waits_holds_nothing_and_is_waited_for() -> None:
@@ -468,7 +468,7 @@ def views(draw: st.DrawFn) -> View:
         st.sampled_from([0, 3_000]),
     )
     members = tuple(
-        Member(
+        PlacedMember(
             name,
             draw(st.integers(1, 2)),
             draw(st.sampled_from([None, "r1", "r2"])),
@@ -490,7 +490,7 @@ def views(draw: st.DrawFn) -> View:
             homes={task: draw(anyone) for task in tasks if draw(st.booleans())},
         )
     away = {name: Away(draw(st.sampled_from([0, 60_000])), draw(st.booleans())) for name in gone}
-    settings = Settings(
+    settings = PlacementSettings(
         standby_replicas=draw(st.integers(0, 2)), warmups_max=draw(st.integers(1, 2)), acceptable_lag=LIMIT
     )
     return View(members, tuple(tasks), settings, previous, away, draw(st.sampled_from([frozenset(), frozenset({0})])))

@@ -19,27 +19,29 @@ from standfast.replication.placement.model import (
     Assignment,
     Copy,
     CopyState,
-    Member,
     Move,
     MoveKind,
+    PlacedMember,
+    PlacementSettings,
     Reason,
     Round,
-    Settings,
     View,
 )
 from standfast.replication.placement.place import place
 from standfast.replication.placement.reasons import words_of
 from standfast.replication.placement.records import Generation, PlacementState, assignment_records
 from standfast.replication.placement.seen import seen
-from standfast.replication.takeover import Traits
+from standfast.replication.takeover import MemberTraits
 
 MANY = 5_000
 
 
 def many() -> Round:
     """The first round of an application with many tasks: each starts for a reason of its own."""
-    members = tuple(Member(f"instance-{number:04}") for number in range(100))
-    return place(View(members, tuple(TaskId(0, number) for number in range(MANY)), Settings(standby_replicas=1)))
+    members = tuple(PlacedMember(f"instance-{number:04}") for number in range(100))
+    return place(
+        View(members, tuple(TaskId(0, number) for number in range(MANY)), PlacementSettings(standby_replicas=1))
+    )
 
 
 def test_records_of_many_tasks_keep_their_bound_and_count_what_has_no_room() -> None:
@@ -62,7 +64,7 @@ def test_reason_that_had_no_room_is_not_shown_as_the_usual_one() -> None:
     explained = [reasons_record(found, 0)]
     records = assignment_records(Generation(1, found.assignment), (), 0, explained=explained)
     state.apply(Record(at, 0, one.key, one.value) for at, one in enumerate(records))
-    picture = seen("app", state, {"instance-0000": Traits()}, None, 0)
+    picture = seen("app", state, {"instance-0000": MemberTraits()}, None, 0)
     codes = {one.code for one in picture.tasks}
     assert codes == {"EMPTIEST", "NOT_RECORDED"}
     assert {one.why for one in picture.tasks if one.code == "NOT_RECORDED"} == {"the leader has not recorded why"}
@@ -71,7 +73,7 @@ def test_reason_that_had_no_room_is_not_shown_as_the_usual_one() -> None:
 def test_usual_reasons_take_no_room() -> None:
     task = TaskId(0, 0)
     copies = {task: Copy(CopyState.RUNNING, 0)}
-    found = place(View((Member("a", copies=copies),), (task,), previous=Assignment(1, {task: "a"})))
+    found = place(View((PlacedMember("a", copies=copies),), (task,), previous=Assignment(1, {task: "a"})))
     assert codes_of(found) == ({}, {}, 0, 0)
     raw = reasons_record(found, 0).value
     assert raw == b'{"standfast":1}'

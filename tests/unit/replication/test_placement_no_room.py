@@ -8,8 +8,8 @@ from dataclasses import replace
 from standfast.replication.log import Record
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.explained import moves_record
-from standfast.replication.placement.model import Assignment, Copy, CopyState, Member, Move, Round, View
-from standfast.replication.placement.model import Settings as PlacementSettings
+from standfast.replication.placement.model import Assignment, Copy, CopyState, Move, PlacedMember, Round, View
+from standfast.replication.placement.model import PlacementSettings as PlacementSettings
 from standfast.replication.placement.no_room import COLD, ONCE_MS, STAYS, WARM, Shortages
 from standfast.replication.placement.place import place
 from standfast.replication.placement.reasons import words
@@ -50,7 +50,9 @@ class Group:
 
     def view(self) -> View:
         times = self.memory.look(self.short, self.now_ms)
-        members = tuple(Member(name, copies=self._copies(name), no_room_ms=times.get(name)) for name in self.names)
+        members = tuple(
+            PlacedMember(name, copies=self._copies(name), no_room_ms=times.get(name)) for name in self.names
+        )
         return View(
             members,
             TASKS,
@@ -191,7 +193,7 @@ def test_new_leader_knows_the_moves_of_the_one_before() -> None:
 
 
 def test_no_task_begins_while_no_member_has_room() -> None:
-    members = (Member("a", no_room_ms=0), Member("b", no_room_ms=0))
+    members = (PlacedMember("a", no_room_ms=0), PlacedMember("b", no_room_ms=0))
     result = place(View(members, TASKS, PlacementSettings(1)))
     assert result.assignment.active == {}
     assert {reason.code for reason in result.why.values()} == {"WAITS_FOR_ROOM"}
@@ -201,7 +203,9 @@ def test_no_task_begins_while_no_member_has_room() -> None:
 
 def test_new_leader_without_an_assignment_leaves_running_tasks_at_a_member_without_room() -> None:
     copies = dict.fromkeys(TASKS, Copy(CopyState.RUNNING, 0))
-    result = place(View((Member("a", copies=copies, no_room_ms=0), Member("b")), TASKS, PlacementSettings(1)))
+    result = place(
+        View((PlacedMember("a", copies=copies, no_room_ms=0), PlacedMember("b")), TASKS, PlacementSettings(1))
+    )
     assert set(result.assignment.active.values()) == {"a"}
     assert set(result.assignment.standbys.values()) == {("b",)}, "copies are prepared meanwhile"
 

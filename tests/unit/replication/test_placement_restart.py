@@ -11,7 +11,7 @@ from random import Random
 import pytest
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.model import CopyState, Settings
+from standfast.replication.placement.model import CopyState, PlacementSettings
 from support.placement_simulation.cluster import Cluster, Instance
 
 TASKS = [TaskId(0, number) for number in range(24)]
@@ -36,7 +36,7 @@ class Course:
     """A cluster of `a`, `b` and `c` that has come to rest, and where its tasks were processed since."""
 
     def __init__(self, seed: int) -> None:
-        settings = Settings(standby_replicas=1, probe_interval_ms=1_000)
+        settings = PlacementSettings(standby_replicas=1, probe_interval_ms=1_000)
         sizes, writes = dict.fromkeys(TASKS, 3_000), dict.fromkeys(TASKS, 3_000)
         self.cluster = OneByOne(Random(seed), settings, sizes, writes)
         for name in "abc":

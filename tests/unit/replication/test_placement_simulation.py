@@ -15,7 +15,16 @@ from time import process_time  # processor time of this process, which other pro
 import pytest
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.model import Away, Copy, CopyState, Member, MoveKind, Round, Settings, View
+from standfast.replication.placement.model import (
+    Away,
+    Copy,
+    CopyState,
+    MoveKind,
+    PlacedMember,
+    PlacementSettings,
+    Round,
+    View,
+)
 from standfast.replication.placement.place import place
 from support.placement_simulation import play as playing
 from support.placement_simulation.checks import rest_problems, round_problems
@@ -108,7 +117,7 @@ class Course:
 
     def __init__(self, *names: str, tasks: int = 12, replicas: int = 1, grace_ms: int = 30_000) -> None:
         ids = [TaskId(0, number) for number in range(tasks)]
-        settings = Settings(
+        settings = PlacementSettings(
             standby_replicas=replicas, acceptable_lag=1_000, restart_grace_ms=grace_ms, probe_interval_ms=1_000
         )
         self.cluster = Cluster(Random(1), settings, dict.fromkeys(ids, 20_000), dict.fromkeys(ids, 100), late_share=0.0)
@@ -195,7 +204,7 @@ def test_instance_that_stays_away_longer_than_the_grace_loses_its_tasks() -> Non
 # --- size -------------------------------------------------------------------------------------------
 
 
-def carried_out(result: Round, count: int) -> tuple[Member, ...]:
+def carried_out(result: Round, count: int) -> tuple[PlacedMember, ...]:
     """Members that do as the assignment says, all caught up."""
     copies: dict[str, dict[TaskId, Copy]] = {f"i{number:03}": {} for number in range(count)}
     for task, name in result.assignment.active.items():
@@ -204,7 +213,9 @@ def carried_out(result: Round, count: int) -> tuple[Member, ...]:
         for name in names:
             copies.setdefault(name, {})[task] = Copy(CopyState.STANDBY, 0)
     return tuple(
-        Member(f"i{number:03}", rack=f"r{number % 3}", tags={"host": f"h{number // 2}"}, copies=copies[f"i{number:03}"])
+        PlacedMember(
+            f"i{number:03}", rack=f"r{number % 3}", tags={"host": f"h{number // 2}"}, copies=copies[f"i{number:03}"]
+        )
         for number in range(count)
     )
 
@@ -213,8 +224,8 @@ def carried_out(result: Round, count: int) -> tuple[Member, ...]:
 @pytest.mark.long
 def test_round_of_500_instances_and_20_000_tasks_takes_less_than_a_second_of_processor_time() -> None:
     tasks = tuple(TaskId(group, number) for group in range(4) for number in range(5_000))
-    settings = Settings(standby_replicas=1)
-    empty = tuple(Member(f"i{number:03}", rack=f"r{number % 3}") for number in range(500))
+    settings = PlacementSettings(standby_replicas=1)
+    empty = tuple(PlacedMember(f"i{number:03}", rack=f"r{number % 3}") for number in range(500))
     cold = place(View(empty, tasks, settings))
     steady = View(carried_out(cold, 500), tasks, settings, cold.assignment)
     left = replace(steady, members=carried_out(cold, 495), away={"i499": Away(60_000)})

@@ -19,8 +19,8 @@ from standfast.replication.standby import (
     LimitSet,
     Reinitialise,
     Standby,
-    State,
-    Step,
+    StandbyState,
+    StandbyStep,
     record_bytes,
 )
 from standfast.store.errors import Closed, InternalError, InvalidRequest
@@ -30,7 +30,7 @@ def records(*offsets: int) -> list[Record]:
     return [Record(offset, 1_000 + offset, b"k", b"v") for offset in offsets]
 
 
-def offsets_of(step: Step) -> list[int]:
+def offsets_of(step: StandbyStep) -> list[int]:
     return [record.offset for record in step.apply]
 
 
@@ -39,7 +39,7 @@ def test_standby_without_limit_applies_everything() -> None:
     step = standby.update(records(0, 1, 5))
     assert isinstance(step, Applied)
     assert step == Applied(apply=tuple(records(0, 1, 5)), kept=0, position=6)
-    assert standby.state is State.RUNNING
+    assert standby.state is StandbyState.RUNNING
 
 
 @pytest.mark.parametrize(
@@ -115,14 +115,14 @@ def test_position_above_the_limit_does_not_go_back_to_it() -> None:
 def test_kept_records_wait_for_the_commit_tick_and_then_resume() -> None:
     standby = Standby(0, 2)
     assert standby.update(records(0, 1, 2, 3, 4)).pause
-    assert standby.state is State.PAUSED
+    assert standby.state is StandbyState.PAUSED
     assert standby.on_commit_tick() == Kept(apply=(), kept=3, position=2)
     standby.set_limit(4)
     assert standby.statistics().kept_records == 3  # a new limit alone moves nothing
     assert standby.on_commit_tick() == Applied(apply=tuple(records(2, 3)), kept=1, position=4)
     standby.set_limit(5)
     assert standby.on_commit_tick() == Applied(apply=tuple(records(4)), kept=0, position=5, resume=True)
-    assert standby.state is State.RUNNING
+    assert standby.state is StandbyState.RUNNING
 
 
 def test_batch_that_arrives_while_paused_goes_behind_what_was_kept() -> None:
@@ -274,7 +274,7 @@ def test_reinitialise_lets_go_and_begins_again() -> None:
     standby = Standby(5, 6)
     standby.update(records(5, 6, 7))
     assert standby.reinitialise("truncated") == Reinitialise("truncated", position=6, dropped=2)
-    assert standby.state is State.REINITIALISING
+    assert standby.state is StandbyState.REINITIALISING
     assert standby.on_commit_tick() == Kept(apply=(), kept=0, position=6)
     standby.set_limit(8)
     assert standby.begin_again(2) == Kept(apply=(), kept=0, position=2, resume=True, seek=2)
@@ -302,7 +302,7 @@ def test_begin_again_refuses_a_negative_position() -> None:
     standby.reinitialise("diverged")
     with pytest.raises(InvalidRequest):
         standby.begin_again(-1)
-    assert standby.state is State.REINITIALISING
+    assert standby.state is StandbyState.REINITIALISING
 
 
 CALLS = {
@@ -315,27 +315,27 @@ CALLS = {
 }
 
 
-def in_state(state: State) -> Standby:
+def in_state(state: StandbyState) -> Standby:
     standby = Standby(0, 1)
-    if state is State.PAUSED:
+    if state is StandbyState.PAUSED:
         standby.update(records(1))
-    if state is State.REINITIALISING:
+    if state is StandbyState.REINITIALISING:
         standby.reinitialise("truncated")
-    if state is State.CLOSED:
+    if state is StandbyState.CLOSED:
         standby.close()
     assert standby.state is state
     return standby
 
 
-@pytest.mark.parametrize(("state", "event"), list(itertools.product(State, CALLS)))
-def test_every_event_in_every_state_follows_the_table(state: State, event: str) -> None:
+@pytest.mark.parametrize(("state", "event"), list(itertools.product(StandbyState, CALLS)))
+def test_every_event_in_every_state_follows_the_table(state: StandbyState, event: str) -> None:
     standby = in_state(state)
     before = standby.statistics()
     if event in TABLE[state]:
         CALLS[event](standby)
         assert standby.state in TABLE[state][event]
     else:
-        with pytest.raises(Closed if state is State.CLOSED else InternalError):
+        with pytest.raises(Closed if state is StandbyState.CLOSED else InternalError):
             CALLS[event](standby)
         assert standby.statistics() == before
 
@@ -374,7 +374,7 @@ class Reader:
         self.position = max(self.position, batch[-1].offset + 1 if rest else self.end)
         return batch, self.position
 
-    def carry_out(self, step: Step) -> None:
+    def carry_out(self, step: StandbyStep) -> None:
         if step.pause:
             self.turns.append("pause")
             self.paused = True
@@ -408,7 +408,7 @@ def test_every_record_below_the_final_limit_is_applied_once_and_in_order(
     standby = Standby(0, first_limit, keep_max_records=keep_max_records, keep_max_bytes=keep_max_bytes)
     applied: list[Record] = []
 
-    def follow(step: Step) -> None:
+    def follow(step: StandbyStep) -> None:
         reader.carry_out(step)
         applied.extend(step.apply)
         assert step.position == standby.position

@@ -10,7 +10,7 @@ from standfast.replication.offsets import TaskId
 from standfast.restore.addresses import holds_login, shown_address
 from standfast.restore.snapshot.address import parse_storage
 from standfast.restore.spark.folder import Folder
-from standfast.restore.spark.places import Place
+from standfast.restore.spark.places import TaskPlace
 from standfast.store.errors import BadConfig
 
 SECRET = "se/cr+et"  # as keys of S3 look
@@ -64,5 +64,5 @@ def test_folder_and_place_never_show_a_secret() -> None:
         told = f"{caught.value} {caught.value.__cause__}"
         assert "cannot be used" in told and "KEY" not in told and "secret" not in told and SECRET not in told, told
     for kind in ("task", "manifest", "snapshot"):
-        place = Place("app", TaskId(0, 0), f"s3://KEY:{SECRET}@bucket/p?x=secret", kind)  # type: ignore[arg-type]
+        place = TaskPlace("app", TaskId(0, 0), f"s3://KEY:{SECRET}@bucket/p?x=secret", kind)  # type: ignore[arg-type]
         assert str(place) == "s3://bucket/p"

@@ -15,7 +15,7 @@ from standfast.replication.log import TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.restore.digest import digest_rows
 from standfast.restore.fold import fold_for
-from standfast.restore.snapshot.at_point import ONLY, AtPoint, Wanted, choose_task, restore_folder
+from standfast.restore.snapshot.at_point import ONLY, AtPoint, WantedPoint, choose_task, restore_folder
 from standfast.restore.snapshot.catalogue import listed
 from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.storage import Storage
@@ -62,7 +62,7 @@ def record_at(folder: Path) -> CommitRecord:
         return read_record(engine, str(folder))
 
 
-def at(bench: Bench, folder: str, wanted: Wanted) -> tuple[AtPoint, Path]:
+def at(bench: Bench, folder: str, wanted: WantedPoint) -> tuple[AtPoint, Path]:
     with tails_of(bench) as tails:
         chosen = choose_task(storage_of(bench), "0_0", wanted, tails)
         restore_folder(storage_of(bench), [chosen], bench.root / folder, tails)
@@ -87,7 +87,7 @@ def test_newest_snapshot_is_of_the_topics_that_are_there_now(bench: Bench) -> No
     assert str(kept[0].snapshot.name) != made  # by epoch and position the lost one is higher
     for with_log in (True, False):
         with tails_of(bench) as tails:
-            chosen = choose_task(storage_of(bench), "0_0", Wanted(), tails if with_log else None)
+            chosen = choose_task(storage_of(bench), "0_0", WantedPoint(), tails if with_log else None)
         assert str(chosen.snapshot.name) == made
 
 
@@ -103,7 +103,7 @@ def test_every_offset_behind_a_snapshot_is_restored(bench: Bench) -> None:
         5: {"a": "v3", "c": "v4"},
     }
     for offset, rows in expected.items():
-        chosen, folder = at(bench, f"at-{offset}", Wanted({ONLY: offset}))
+        chosen, folder = at(bench, f"at-{offset}", WantedPoint({ONLY: offset}))
         assert (chosen.point, chosen.tail) == ({"kv": offset}, offset - 2)
         assert rows_at(folder) == rows
         record = record_at(folder)
@@ -119,8 +119,8 @@ def test_a_snapshot_of_an_unknown_age_is_no_base_of_a_point(bench: Bench) -> Non
     session.snapshot(0)
     put(session, b="v2")
     with closing(Tails(bench.log, ManualClock(made_ms))) as tails, pytest.raises(InvalidRequest, match="ahead of this"):
-        choose_task(storage_of(bench), "0_0", Wanted({ONLY: 2}), tails)
-    assert at(bench, "then", Wanted({ONLY: 2}))[0].point == {"kv": 2}
+        choose_task(storage_of(bench), "0_0", WantedPoint({ONLY: 2}), tails)
+    assert at(bench, "then", WantedPoint({ONLY: 2}))[0].point == {"kv": 2}
 
 
 def test_a_time_is_the_first_record_that_is_not_older(bench: Bench) -> None:
@@ -128,13 +128,13 @@ def test_a_time_is_the_first_record_that_is_not_older(bench: Bench) -> None:
     put(session, a="v1")
     session.snapshot(0)
     put(session, a="v10", b="v20", c="v30")
-    chosen, folder = at(bench, "then", Wanted(time_ms=START_MS + 20))
+    chosen, folder = at(bench, "then", WantedPoint(time_ms=START_MS + 20))
     assert chosen.point == {"kv": 2}
     assert rows_at(folder) == {"a": "v10"}
-    late, folder = at(bench, "late", Wanted(time_ms=START_MS + 31))
+    late, folder = at(bench, "late", WantedPoint(time_ms=START_MS + 31))
     assert late.point == {"kv": 4}
     with tails_of(bench) as tails, pytest.raises(InvalidRequest, match="no usable snapshot lies at or below kv=0"):
-        choose_task(storage_of(bench), "0_0", Wanted(time_ms=0), tails)
+        choose_task(storage_of(bench), "0_0", WantedPoint(time_ms=0), tails)
 
 
 def test_a_moved_point_has_no_source_offsets_and_an_old_age(bench: Bench) -> None:
@@ -146,9 +146,9 @@ def test_a_moved_point_has_no_source_offsets_and_an_old_age(bench: Bench) -> Non
     age_ms = session.task(0).stores.cut.positions["kv"].at_ms
     bench.clock.advance(1_000)
     put(session, b="v2")
-    _, folder = at(bench, "own", Wanted())
+    _, folder = at(bench, "own", WantedPoint())
     assert record_at(folder).sources == {"flights/0": 0}
-    _, folder = at(bench, "moved", Wanted({"kv": 2}))
+    _, folder = at(bench, "moved", WantedPoint({"kv": 2}))
     record = record_at(folder)
     assert (record.sources, record.source_tags, record.positions["kv"].at_ms) == ({}, {}, age_ms)
 
@@ -164,16 +164,16 @@ def test_a_point_that_compaction_may_have_touched_is_refused_with_the_nearest_on
     with tails_of(bench) as tails:
         for offset in (3, 4, 5):
             with pytest.raises(InvalidRequest) as refused:
-                choose_task(storage_of(bench), "0_0", Wanted({ONLY: offset}), tails)
+                choose_task(storage_of(bench), "0_0", WantedPoint({ONLY: offset}), tails)
             assert "compaction may have removed records" in str(refused.value)
             assert "nearest point below is kv=2, the nearest point above is kv=6" in str(refused.value)
-        assert choose_task(storage_of(bench), "0_0", Wanted({ONLY: 2}), tails).tail == 1
-        assert choose_task(storage_of(bench), "0_0", Wanted({ONLY: 6}), tails).tail == 5
+        assert choose_task(storage_of(bench), "0_0", WantedPoint({ONLY: 2}), tails).tail == 1
+        assert choose_task(storage_of(bench), "0_0", WantedPoint({ONLY: 6}), tails).tail == 5
         with pytest.raises(InvalidRequest, match="is beyond its end 7"):
-            choose_task(storage_of(bench), "0_0", Wanted({ONLY: 8}), tails)
-    _, folder = at(bench, "six", Wanted({ONLY: 6}))
+            choose_task(storage_of(bench), "0_0", WantedPoint({ONLY: 8}), tails)
+    _, folder = at(bench, "six", WantedPoint({ONLY: 6}))
     assert rows_at(folder) == {"a": "v1", "x": "v2", "y": "v5", "z": "v6"}
-    _, folder = at(bench, "seven", Wanted({ONLY: 7}))
+    _, folder = at(bench, "seven", WantedPoint({ONLY: 7}))
     assert rows_at(folder) == {"a": "v1", "x": "v7", "y": "v5", "z": "v6"}
 
 
@@ -184,13 +184,13 @@ def test_compaction_between_the_choice_and_the_restore_leaves_no_folder(bench: B
     put(session, x="v2", y="v3")
     put(session, x="v4", y="v5", z="v6")
     with tails_of(bench) as tails:
-        chosen = choose_task(storage_of(bench), "0_0", Wanted({ONLY: 3}), tails)
+        chosen = choose_task(storage_of(bench), "0_0", WantedPoint({ONLY: 3}), tails)
         bench.embedded.compact("app-kv-changelog", bench.clock.wall_ms())
         with pytest.raises(Unavailable, match="compaction ran behind snapshot"):
             restore_folder(storage_of(bench), [chosen], bench.root / "then", tails)
     assert not (bench.root / "then/app").exists()
     # The left folder does not stand in the way of the next restore.
-    _, folder = at(bench, "then", Wanted({ONLY: 6}))
+    _, folder = at(bench, "then", WantedPoint({ONLY: 6}))
     assert rows_at(folder) == {"a": "v1", "x": "v4", "y": "v5", "z": "v6"}
 
 
@@ -198,10 +198,10 @@ def test_a_folder_is_never_replaced(bench: Bench) -> None:
     session = running(bench)
     put(session, a="v1")
     session.snapshot(0)
-    _, folder = at(bench, "then", Wanted())
+    _, folder = at(bench, "then", WantedPoint())
     before = record_at(folder)
     with pytest.raises(InvalidRequest, match="makes a new folder and replaces none"):
-        at(bench, "then", Wanted())
+        at(bench, "then", WantedPoint())
     assert record_at(folder) == before
 
 
@@ -218,7 +218,7 @@ def test_a_point_of_every_kind_of_store_is_the_fold_of_its_changelog(bench: Benc
     }
     point = {name: chance.randrange(begins[name], ends[name] + 1) for name in ends}
     with tails_of(bench) as tails:
-        chosen = choose_task(storage_of(bench), "0_0", Wanted(point), tails)
+        chosen = choose_task(storage_of(bench), "0_0", WantedPoint(point), tails)
         restore_folder(storage_of(bench), [chosen], bench.root / "then", tails)
     with open_task(bench.root / "then/app/0_0") as engine:
         for name, offset in point.items():

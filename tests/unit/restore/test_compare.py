@@ -14,7 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from standfast.restore import compare
-from standfast.restore.compare import FOUND_OVERHEAD_BYTES, Found, Outcome, Tally, merged, named, row_side
+from standfast.restore.compare import (
+    FOUND_OVERHEAD_BYTES,
+    ComparisonOutcome,
+    Tally,
+    UnequalRow,
+    merged,
+    named,
+    row_side,
+)
 from standfast.restore.digest import LogicalRow, digest_rows
 from standfast.restore.verdict import LogFacts, conclude, is_beyond, judge
 from standfast.store.errors import InternalError
@@ -54,7 +62,7 @@ def outcome_of(
     versioned: bool = False,
     facts: LogFacts = WHOLE,
     **how: Any,
-) -> Outcome:
+) -> ComparisonOutcome:
     """The merge of two sorted sides without a key that has a later record."""
     tally = Tally(WHOLE, versioned=versioned, last=True, **how)
     for _, one, other in tally.differing(named(expected, versioned), named(actual, versioned)):
@@ -100,17 +108,17 @@ def test_each_kind_of_difference_is_counted_and_shown_in_order() -> None:
     found = outcome_of(EXPECTED, ACTUAL)
     assert (found.matched, found.counts) == (1, {"missing": 1, "different": 2, "extra": 1})
     assert found.found == [
-        Found("missing", b"b", row_side((b"b", 2, b"2"), 0), None),
-        Found("different", b"c", row_side((b"c", 3, b"3"), 0), row_side((b"c", 3, b"x"), 0)),
-        Found("different", b"d", row_side((b"d", 4, b"4"), 0), row_side((b"d", 5, b"4"), 0)),
-        Found("extra", b"e", None, row_side((b"e", 5, b"5"), 0)),
+        UnequalRow("missing", b"b", row_side((b"b", 2, b"2"), 0), None),
+        UnequalRow("different", b"c", row_side((b"c", 3, b"3"), 0), row_side((b"c", 3, b"x"), 0)),
+        UnequalRow("different", b"d", row_side((b"d", 4, b"4"), 0), row_side((b"d", 5, b"4"), 0)),
+        UnequalRow("extra", b"e", None, row_side((b"e", 5, b"5"), 0)),
     ]
 
 
 @pytest.mark.parametrize("rows", [[], EXPECTED])
 def test_equal_sets_are_equal(rows: list[LogicalRow]) -> None:
     found = outcome_of(rows, list(rows))
-    assert found == Outcome(len(rows), {}, [], digest_rows(rows), digest_rows(rows))
+    assert found == ComparisonOutcome(len(rows), {}, [], digest_rows(rows), digest_rows(rows))
 
 
 @pytest.mark.parametrize(("limit", "kept"), [(0, 0), (3, 3), (4, 4), (5, 4)])
@@ -200,11 +208,13 @@ def test_tally_equals_a_comparison_of_dictionaries(
     for _, log, store in tally.differing(named(one.values(), versioned), named(other.values(), versioned)):
         key = (log or store or EXPECTED[0])[0]
         tally.differs(log, store, below=key in below, later=key in later, offset=5)
-    assert tally.outcome() == Outcome(
+    assert tally.outcome() == ComparisonOutcome(
         len(equal),
         counts,  # type: ignore[arg-type]
         [
-            Found(verdict, name[0] if versioned else name, *(row_side(side.get(name), 0) for side in (one, other)), 5)  # type: ignore[arg-type]
+            UnequalRow(
+                verdict, name[0] if versioned else name, *(row_side(side.get(name), 0) for side in (one, other)), 5
+            )  # type: ignore[arg-type]
             for verdict, name in wrong
         ],
         digest_rows([*equal, *(one[name] for _, name in wrong if name in one)]),

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from standfast.replication.offsets import TaskId
-from standfast.restore.gate import TABLE, Gate, Open, Policy, Shut, TaskState
+from standfast.restore.gate import TABLE, Gate, GateState, Open, Policy, Shut
 from standfast.store.errors import InternalError, InvalidRequest
 
 T0, T1, T2 = TaskId(0, 0), TaskId(0, 1), TaskId(0, 2)
@@ -135,26 +135,26 @@ CALLS = {
 }
 
 
-def in_state(state: TaskState | None) -> Gate:
+def in_state(state: GateState | None) -> Gate:
     gate = Gate()
     gate.assigned([T0] if state else [])
-    if state is TaskState.RESTORED:
+    if state is GateState.RESTORED:
         gate.restored(T0)
-    if state is TaskState.FAILED:
+    if state is GateState.FAILED:
         gate.failed(T0, "first")
     return gate
 
 
-@pytest.mark.parametrize(("state", "event"), list(itertools.product([None, *TaskState], CALLS)))
-def test_every_event_in_every_state_follows_the_table(state: TaskState | None, event: str) -> None:
+@pytest.mark.parametrize(("state", "event"), list(itertools.product([None, *GateState], CALLS)))
+def test_every_event_in_every_state_follows_the_table(state: GateState | None, event: str) -> None:
     gate = in_state(state)
     before = gate.statistics(), gate.failures()
     if state in TABLE[event]:
         CALLS[event](gate)
         after = TABLE[event][state]
         assert gate.statistics().assigned == (after is not None)
-        assert gate.is_open(T0) is (after is TaskState.RESTORED)
-        assert (T0 in gate.failures()) is (after is TaskState.FAILED)
+        assert gate.is_open(T0) is (after is GateState.RESTORED)
+        assert (T0 in gate.failures()) is (after is GateState.FAILED)
     else:
         with pytest.raises(InternalError, match="0_0"):
             CALLS[event](gate)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from unit.restore.test_spark_verify_rows import VALUE
 
-from standfast.restore.compare import Found, row_side
+from standfast.restore.compare import UnequalRow, row_side
 from standfast.restore.digest import row_hash
 from standfast.restore.report.page import COUNTS, page, pipeline_page
 from standfast.restore.report.text import SHOWN_BYTES, key_text, shown, side_text
@@ -183,7 +183,7 @@ def test_page_has_digests_in_a_table_of_their_own() -> None:
 
 def test_page_shows_keys_with_their_times_and_no_values(tmp_path: Path) -> None:
     key = window_key.pack(b"<b>", 1_000)
-    found = Found("extra", key, None, row_side((key, 5, VALUE), 0), -1)
+    found = UnequalRow("extra", key, None, row_side((key, 5, VALUE), 0), -1)
     write_report(Folder(str(tmp_path)), summary([row("win", kind="window", verdict="different")]), [("win", 0, found)])
     text = (tmp_path / PAGE).read_text()
     assert "&lt;b&gt; [1970-01-01T00:00:01.000Z]" in text and "6,000 B #" in text

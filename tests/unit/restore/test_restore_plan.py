@@ -20,7 +20,7 @@ from standfast.restore.plan import (
     LogState,
     Plan,
     Refuse,
-    Reinitialise,
+    ReinitialisePlan,
     Resume,
     UpToDate,
     plan_changelog,
@@ -56,41 +56,41 @@ CASES: list[tuple[LocalPosition | None, LogState, Plan]] = [
     (None, replace(LOG, limit=130, written=120), FromBeginning(WHERE, "no-local-state", 10, 120)),
     (at(100), replace(LOG, limit=110, written=120), Resume(WHERE, "resume", 100, 110)),
     (at(110), replace(LOG, limit=110, written=120), UpToDate(WHERE, "up-to-date", 110, 110)),
-    (at(121), replace(LOG, limit=110, written=120), Reinitialise(WHERE, "position-ahead", 10, 110)),
+    (at(121), replace(LOG, limit=110, written=120), ReinitialisePlan(WHERE, "position-ahead", 10, 110)),
     (at(59), replace(LOG, limit=60), Resume(WHERE, "resume", 59, 60)),
     (at(60), replace(LOG, limit=60), UpToDate(WHERE, "up-to-date", 60, 60)),
     (at(61), replace(LOG, limit=60), UpToDate(WHERE, "up-to-date", 61, 61)),
     (at(100), replace(LOG, limit=0), UpToDate(WHERE, "up-to-date", 100, 100)),
-    (at(101), replace(LOG, limit=60), Reinitialise(WHERE, "position-ahead", 10, 60)),
-    (at(9), replace(LOG, limit=60), Reinitialise(WHERE, "truncated", 10, 60)),
-    (at(9), replace(LOG, limit=5), Reinitialise(WHERE, "truncated", 10, 10)),
+    (at(101), replace(LOG, limit=60), ReinitialisePlan(WHERE, "position-ahead", 10, 60)),
+    (at(9), replace(LOG, limit=60), ReinitialisePlan(WHERE, "truncated", 10, 60)),
+    (at(9), replace(LOG, limit=5), ReinitialisePlan(WHERE, "truncated", 10, 10)),
     (None, EMPTY, FromBeginning(WHERE, "no-local-state", 0, 0)),
     (None, replace(LOG, begin=100), FromBeginning(WHERE, "no-local-state", 100, 100)),
-    (at(9), LOG, Reinitialise(WHERE, "truncated", 10, 100)),
-    (at(0, rows=False), LOG, Reinitialise(WHERE, "truncated", 10, 100)),
+    (at(9), LOG, ReinitialisePlan(WHERE, "truncated", 10, 100)),
+    (at(0, rows=False), LOG, ReinitialisePlan(WHERE, "truncated", 10, 100)),
     # the offset at the position was the marker of the task's own last transaction
-    (at(8, marker=True), LOG, Reinitialise(WHERE, "truncated", 10, 100)),
+    (at(8, marker=True), LOG, ReinitialisePlan(WHERE, "truncated", 10, 100)),
     (at(9, marker=True), LOG, Resume(WHERE, "resume", 10, 100)),
     (at(99, marker=True), replace(LOG, begin=100), Resume(WHERE, "resume", 100, 100)),
     (at(99, marker=True, at_ms=0), LOG, Resume(WHERE, "resume", 99, 100)),
-    (at(98, marker=True, at_ms=0), LOG, Reinitialise(WHERE, "tombstones-expired", 10, 100)),
+    (at(98, marker=True, at_ms=0), LOG, ReinitialisePlan(WHERE, "tombstones-expired", 10, 100)),
     (at(10), LOG, Resume(WHERE, "resume", 10, 100)),
     (at(99), LOG, Resume(WHERE, "resume", 99, 100)),
     (at(100), LOG, UpToDate(WHERE, "up-to-date", 100, 100)),
-    (at(101), LOG, Reinitialise(WHERE, "position-ahead", 10, 100)),
+    (at(101), LOG, ReinitialisePlan(WHERE, "position-ahead", 10, 100)),
     (at(0), EMPTY, UpToDate(WHERE, "up-to-date", 0, 0)),
     (at(100), replace(LOG, begin=100), UpToDate(WHERE, "up-to-date", 100, 100)),
-    (at(50, topic_id="id-0"), LOG, Reinitialise(WHERE, "topic-recreated", 10, 100)),
-    (at(100, topic_id="id-0"), LOG, Reinitialise(WHERE, "topic-recreated", 10, 100)),
+    (at(50, topic_id="id-0"), LOG, ReinitialisePlan(WHERE, "topic-recreated", 10, 100)),
+    (at(100, topic_id="id-0"), LOG, ReinitialisePlan(WHERE, "topic-recreated", 10, 100)),
     (at(50, topic_id=""), LOG, Resume(WHERE, "resume", 50, 100)),
     (at(50), replace(LOG, topic_id=""), Resume(WHERE, "resume", 50, 100)),
-    (at(50), replace(LOG, diverged_at=49), Reinitialise(WHERE, "diverged", 10, 100)),
+    (at(50), replace(LOG, diverged_at=49), ReinitialisePlan(WHERE, "diverged", 10, 100)),
     (at(50), replace(LOG, diverged_at=50), Resume(WHERE, "resume", 50, 100)),
     (at(50), replace(LOG, diverged_at=51), Resume(WHERE, "resume", 50, 100)),
-    (at(100), replace(LOG, diverged_at=99), Reinitialise(WHERE, "diverged", 10, 100)),
-    (at(50, at_ms=0), LOG, Reinitialise(WHERE, "tombstones-expired", 10, 100)),
-    (at(50, at_ms=10**12), LOG, Reinitialise(WHERE, "time-ahead", 10, 100)),
-    (at(50, lost="corrupt"), LOG, Reinitialise(WHERE, "corrupt", 10, 100)),
+    (at(100), replace(LOG, diverged_at=99), ReinitialisePlan(WHERE, "diverged", 10, 100)),
+    (at(50, at_ms=0), LOG, ReinitialisePlan(WHERE, "tombstones-expired", 10, 100)),
+    (at(50, at_ms=10**12), LOG, ReinitialisePlan(WHERE, "time-ahead", 10, 100)),
+    (at(50, lost="corrupt"), LOG, ReinitialisePlan(WHERE, "corrupt", 10, 100)),
 ]
 
 
@@ -107,8 +107,8 @@ def test_every_restore_from_the_beginning_of_an_only_compacted_log_without_its_h
     found = plan(local, headless)
     accepted = plan(local, headless, accept_missing_history=True)
     whole = plan(local, replace(headless, begin=0))
-    assert isinstance(expected, FromBeginning | Reinitialise) or log.limit is not None or found == expected
-    if not isinstance(accepted, FromBeginning | Reinitialise):
+    assert isinstance(expected, FromBeginning | ReinitialisePlan) or log.limit is not None or found == expected
+    if not isinstance(accepted, FromBeginning | ReinitialisePlan):
         assert found == accepted == plan(local, replace(log, limit=None))  # it has read the removed records
         return
     assert isinstance(found, Refuse)
@@ -135,7 +135,7 @@ def test_rows_that_a_removed_head_may_have_the_last_copy_of_are_refused_for_a_so
     log = replace(HEADLESS, limit=60)
     for local in (at(9), at(50, lost="corrupt")):
         assert isinstance(plan(local, log), Refuse)
-        assert isinstance(plan(local, log, accept_missing_history=True), Reinitialise)
+        assert isinstance(plan(local, log, accept_missing_history=True), ReinitialisePlan)
 
 
 @pytest.mark.parametrize("local", [None, at(50, rows=False)])
@@ -146,13 +146,20 @@ def test_removal_of_every_record_of_an_only_compacted_log_is_refused_without_row
     assert plan(local, log).reason == "history-missing"
     # Either consent allows an empty store beside an empty log.
     for accepts in ({"accept_missing_history": True}, {"accept_empty_log": True}):
-        assert isinstance(plan(local, log, **accepts), FromBeginning | Reinitialise)
+        assert isinstance(plan(local, log, **accepts), FromBeginning | ReinitialisePlan)
     assert isinstance(plan(local, replace(log, end=101), accept_empty_log=True), Refuse)
 
 
 @pytest.mark.parametrize(
     ("age_ms", "kind"),
-    [(0, Resume), (8_999, Resume), (9_000, Resume), (9_001, Reinitialise), (-1_000, Resume), (10**9, Reinitialise)],
+    [
+        (0, Resume),
+        (8_999, Resume),
+        (9_000, Resume),
+        (9_001, ReinitialisePlan),
+        (-1_000, Resume),
+        (10**9, ReinitialisePlan),
+    ],
 )
 def test_position_older_than_ninety_percent_of_delete_retention_may_have_missed_deletes(
     age_ms: int, kind: type[Plan]
@@ -166,7 +173,7 @@ def test_position_older_than_ninety_percent_of_delete_retention_may_have_missed_
 @pytest.mark.parametrize("ahead_ms", [1_001, 5_000, 10**9])
 def test_position_stamped_ahead_of_the_clock_by_more_than_the_margin_has_no_known_age(ahead_ms: int) -> None:
     found = plan(at(50, at_ms=NOW_MS + ahead_ms), LOG)
-    assert found == Reinitialise(WHERE, "time-ahead", 10, 100)
+    assert found == ReinitialisePlan(WHERE, "time-ahead", 10, 100)
 
 
 @pytest.mark.parametrize(
@@ -217,14 +224,14 @@ def test_empty_log_beside_local_rows_is_refused(local: LocalPosition, log: LogSt
 @pytest.mark.parametrize(("local", "log", "lost"), EMPTIED)
 def test_accepted_empty_log_reinitialises_with_the_reason(local: LocalPosition, log: LogState, lost: str) -> None:
     accepted = plan(local, log, accept_empty_log=True)
-    assert accepted == Reinitialise(WHERE, lost, log.begin, log.end)
+    assert accepted == ReinitialisePlan(WHERE, lost, log.begin, log.end)
 
 
 @pytest.mark.parametrize(("local", "log", "lost"), EMPTIED)
 def test_empty_log_beside_no_rows_loses_nothing(local: LocalPosition, log: LogState, lost: str) -> None:
     if log.begin and log.cleanup == COMPACT:  # its records were removed by hand: see the test of that
         return
-    assert plan(replace(local, rows=False), log) == Reinitialise(WHERE, lost, log.begin, log.end)
+    assert plan(replace(local, rows=False), log) == ReinitialisePlan(WHERE, lost, log.begin, log.end)
 
 
 KEPT_FOR_EVER = replace(LOG, cleanup=DELETE, retention_ms=-1)
@@ -238,7 +245,7 @@ def test_missing_head_of_a_log_that_nothing_shortens_is_refused(local: LocalPosi
     assert refused.position == (0 if local is None else local.position)
     assert "below offset 10" in refused.message
     assert "accept_missing_history" in refused.fix
-    assert isinstance(plan(local, KEPT_FOR_EVER, accept_missing_history=True), FromBeginning | Reinitialise)
+    assert isinstance(plan(local, KEPT_FOR_EVER, accept_missing_history=True), FromBeginning | ReinitialisePlan)
 
 
 @pytest.mark.parametrize(
@@ -277,14 +284,14 @@ def test_compacted_log_that_lost_its_head_beside_rows_that_have_not_seen_it_is_r
     assert "below offset 10" in refused.what
     assert "accept_missing_history" in refused.fix
     assert isinstance(plan(local, log, accept_empty_log=True), Refuse)
-    assert isinstance(plan(local, log, accept_missing_history=True), Reinitialise)
+    assert isinstance(plan(local, log, accept_missing_history=True), ReinitialisePlan)
     log = replace(log, diverged_at=None)
     assert not isinstance(plan(replace(local, position=10), log), Refuse)  # all removed records were read here
 
 
 def test_begin_of_a_recreated_topic_says_nothing_about_the_rows_here() -> None:
     source = replace(HEADLESS, limit=60)
-    assert plan(at(9, topic_id="id-0"), source) == Reinitialise(WHERE, "topic-recreated", 10, 60)
+    assert plan(at(9, topic_id="id-0"), source) == ReinitialisePlan(WHERE, "topic-recreated", 10, 60)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +312,7 @@ def test_begin_of_a_recreated_topic_says_nothing_about_the_rows_here() -> None:
 )
 def test_rows_that_may_be_nowhere_else_are_kept(local: LocalPosition, log: LogState, kept: bool) -> None:
     found = plan(local, log, accept_empty_log=True, accept_missing_history=True)
-    assert isinstance(found, Reinitialise)
+    assert isinstance(found, ReinitialisePlan)
     assert found.keep is kept
     refused = plan(local, log)
     assert found.accepted == (refused.what if isinstance(refused, Refuse) else "")
@@ -361,7 +368,7 @@ def test_every_plan_stays_within_the_log_and_no_rows_are_lost_to_an_empty_one(
     found = plan(local, log)
     assert found.end == log.end
     # A store that would be built from a log without its head never opens by itself.
-    if isinstance(found, FromBeginning | Reinitialise):
+    if isinstance(found, FromBeginning | ReinitialisePlan):
         assert begin == 0 or cleanup != COMPACT
     if isinstance(found, Refuse):
         assert found.reason in (reasons.LOG_EMPTY, reasons.HISTORY_MISSING)
@@ -375,4 +382,4 @@ def test_every_plan_stays_within_the_log_and_no_rows_are_lost_to_an_empty_one(
         assert (found.position == log.end) is isinstance(found, UpToDate)
     else:
         assert found.position == log.begin
-    assert not (isinstance(found, Reinitialise) and size == 0 and local is not None and local.rows)
+    assert not (isinstance(found, ReinitialisePlan) and size == 0 and local is not None and local.rows)

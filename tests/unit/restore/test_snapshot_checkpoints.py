@@ -13,9 +13,9 @@ from standfast.restore.snapshot import prune, upload
 from standfast.restore.snapshot.catalogue import listed
 from standfast.restore.snapshot.checkpoints import (
     Checkpoint,
-    Outcome,
-    Part,
-    State,
+    CheckpointOutcome,
+    CheckpointPart,
+    CheckpointState,
     abandon_dead,
     begin,
     checkpoints,
@@ -26,7 +26,7 @@ from standfast.restore.snapshot.checkpoints import (
     read_checkpoint,
     seal,
 )
-from standfast.restore.snapshot.manifest import Cut, CutPosition, Snapshot
+from standfast.restore.snapshot.manifest import CutPosition, Snapshot, SnapshotCut
 from standfast.restore.snapshot.names import SnapshotName, file_key
 from standfast.restore.snapshot.opening import open_storage
 from standfast.restore.snapshot.planning import Retention
@@ -37,7 +37,7 @@ from support.snapshots import checkpoint
 
 HOUR_MS = 3_600_000
 TASK = TaskId(0, 0)
-EMPTY = Cut({}, {}, {}, {}, {}, 1)
+EMPTY = SnapshotCut({}, {}, {}, {}, {}, 1)
 
 
 @pytest.fixture
@@ -54,14 +54,16 @@ def snapshot(storage: Storage, tmp_path: Path, *rows: str, epoch: int = 1) -> Sn
 def made(storage: Storage, one: Snapshot, number: int | None = None) -> int:
     """A complete checkpoint of this one snapshot."""
     number = begin(storage, 1, "me", 0) if number is None else number
-    put_part(storage, Part(number, "0_0", one.epoch, str(one.name), one.cut))
-    assert sealed(storage, number).state is State.COMPLETE
+    put_part(storage, CheckpointPart(number, "0_0", one.epoch, str(one.name), one.cut))
+    assert sealed(storage, number).state is CheckpointState.COMPLETE
     return number
 
 
-def sealed(storage: Storage, number: int, tasks: Sequence[TaskId] = (TASK,), ends: int | None = None) -> Outcome:
+def sealed(
+    storage: Storage, number: int, tasks: Sequence[TaskId] = (TASK,), ends: int | None = None
+) -> CheckpointOutcome:
     limits = {} if ends is None else {TopicPartition("x", 0): ends}
-    outcome = Outcome(number, State.COMPLETE, "", "me", 7, 20, ())
+    outcome = CheckpointOutcome(number, CheckpointState.COMPLETE, "", "me", 7, 20, ())
     return seal(storage, outcome, tasks, limits, {"x": frozenset({0})}, in_time=lambda: True)
 
 
@@ -80,8 +82,8 @@ def test_a_checkpoint_is_complete_with_its_outcome_and_not_before(storage: Stora
     number = begin(storage, 1, "me", 5)
     with pytest.raises(InvalidRequest, match="task 0_0 has no part in checkpoint 1"):
         sealed(storage, number)
-    put_part(storage, Part(number, "0_0", 1, str(one.name), one.cut))
-    assert [(found.number, found.state) for found in checkpoints(storage)] == [(1, State.UNFINISHED)]
+    put_part(storage, CheckpointPart(number, "0_0", 1, str(one.name), one.cut))
+    assert [(found.number, found.state) for found in checkpoints(storage)] == [(1, CheckpointState.UNFINISHED)]
     with pytest.raises(InvalidRequest, match="has no complete checkpoint 1"):
         read_checkpoint(storage, number)
     outcome = sealed(storage, number)
@@ -93,34 +95,37 @@ def test_a_checkpoint_is_complete_with_its_outcome_and_not_before(storage: Stora
 def test_one_outcome_stands_whoever_writes_it_first(storage: Storage, tmp_path: Path) -> None:
     one = snapshot(storage, tmp_path, "a")
     number = begin(storage, 1, "me", 5)
-    put_part(storage, Part(number, "0_0", 1, str(one.name), one.cut))
-    over = Outcome(number, State.ABANDONED, "its leader ended", "other", 8, 0, ())
+    put_part(storage, CheckpointPart(number, "0_0", 1, str(one.name), one.cut))
+    over = CheckpointOutcome(number, CheckpointState.ABANDONED, "its leader ended", "other", 8, 0, ())
     assert conclude(storage, over) == over
     assert sealed(storage, number) == over
     with pytest.raises(InvalidRequest, match=r"checkpoint 1 of .* was abandoned: its leader ended"):
         read_checkpoint(storage, number)
     second = made(storage, one)
     assert second == 2
-    assert conclude(storage, Outcome(second, State.ABANDONED, "late", "other", 8, 0, ())).state is State.COMPLETE
+    assert (
+        conclude(storage, CheckpointOutcome(second, CheckpointState.ABANDONED, "late", "other", 8, 0, ())).state
+        is CheckpointState.COMPLETE
+    )
 
 
 def test_numbers_grow_and_what_a_leader_left_is_abandoned_by_the_next(storage: Storage) -> None:
     assert begin(storage, 5, "a", 0) == 5
     assert begin(storage, 1, "b", 0) == 6
     assert [(one.number, one.state) for one in checkpoints(storage)] == [
-        (5, State.ABANDONED),
-        (6, State.UNFINISHED),
+        (5, CheckpointState.ABANDONED),
+        (6, CheckpointState.UNFINISHED),
     ]
 
 
 def test_a_part_of_another_life_of_its_owner_is_refused(storage: Storage, tmp_path: Path) -> None:
     one = snapshot(storage, tmp_path, "a")
     number = begin(storage, 1, "me", 5)
-    part = Part(number, "0_0", 1, str(one.name), one.cut)
+    part = CheckpointPart(number, "0_0", 1, str(one.name), one.cut)
     put_part(storage, part)
     put_part(storage, part)  # an answer was lost
     with pytest.raises(InvalidRequest, match=r"has another part of task 0_0 in checkpoint 1"):
-        put_part(storage, Part(number, "0_0", 2, str(one.name), one.cut))
+        put_part(storage, CheckpointPart(number, "0_0", 2, str(one.name), one.cut))
 
 
 @pytest.mark.parametrize(("consumed", "ends", "fits"), [(3, 3, True), (2, 3, False), (4, 3, False), (None, 0, True)])
@@ -129,39 +134,39 @@ def test_parts_that_are_no_consistent_cut_are_never_complete(
 ) -> None:
     number = begin(storage, 1, "me", 5)
     sources = {} if consumed is None else {"x/0": consumed}
-    put_part(storage, Part(number, "0_0", 1, "", Cut({}, sources, {}, {}, {}, 1)))
+    put_part(storage, CheckpointPart(number, "0_0", 1, "", SnapshotCut({}, sources, {}, {}, {}, 1)))
     if fits:
-        assert sealed(storage, number, ends=ends).state is State.COMPLETE
+        assert sealed(storage, number, ends=ends).state is CheckpointState.COMPLETE
         return
     with pytest.raises(InvalidRequest, match=rf"has consumed x-0 up to offset {consumed}, .* no consistent cut"):
         sealed(storage, number, ends=ends)
-    assert checkpoints(storage)[0].state is State.UNFINISHED
+    assert checkpoints(storage)[0].state is CheckpointState.UNFINISHED
 
 
 def test_a_part_whose_snapshot_is_broken_is_never_complete(storage: Storage, tmp_path: Path) -> None:
     one = snapshot(storage, tmp_path, "a")
     number = begin(storage, 1, "me", 5)
-    put_part(storage, Part(number, "0_0", 1, str(one.name), EMPTY))
+    put_part(storage, CheckpointPart(number, "0_0", 1, str(one.name), EMPTY))
     with pytest.raises(InvalidRequest, match="is not the point of task 0_0"):
         sealed(storage, number)
     second = begin(storage, 1, "me", 5)
-    put_part(storage, Part(second, "0_0", 1, str(one.name), one.cut))
+    put_part(storage, CheckpointPart(second, "0_0", 1, str(one.name), one.cut))
     storage.delete(file_key(one.files[0].sha256))
     with pytest.raises(InvalidRequest, match="are gone"):
         sealed(storage, second)
     third = begin(storage, 1, "me", 5)
-    put_part(storage, Part(third, "0_0", 1, "0_0/1-99", one.cut))
+    put_part(storage, CheckpointPart(third, "0_0", 1, "0_0/1-99", one.cut))
     with pytest.raises(InvalidRequest, match=r"the part of task 0_0 cannot be read: .* has no snapshot 0_0/1-99"):
         sealed(storage, third)
 
 
 def test_a_leader_that_was_stopped_for_too_long_completes_nothing(storage: Storage, tmp_path: Path) -> None:
     number = begin(storage, 1, "me", 5)
-    put_part(storage, Part(number, "0_0", 1, "", EMPTY))
-    outcome = Outcome(number, State.COMPLETE, "", "me", 7, 20, ())
+    put_part(storage, CheckpointPart(number, "0_0", 1, "", EMPTY))
+    outcome = CheckpointOutcome(number, CheckpointState.COMPLETE, "", "me", 7, 20, ())
     with pytest.raises(InvalidRequest, match="took too long"):
         seal(storage, outcome, [TASK], {}, {}, in_time=lambda: False)
-    assert checkpoints(storage)[0].state is State.UNFINISHED
+    assert checkpoints(storage)[0].state is CheckpointState.UNFINISHED
 
 
 def while_sealing(monkeypatch: pytest.MonkeyPatch, place: str, work: Callable[[], object]) -> None:
@@ -179,19 +184,21 @@ def test_a_complete_checkpoint_stays_though_its_leader_was_stopped_right_after_i
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = begin(storage, 1, "me", 5)
-    put_part(storage, Part(number, "0_0", 1, "", EMPTY))
+    put_part(storage, CheckpointPart(number, "0_0", 1, "", EMPTY))
     key = f"checkpoints/{number:010}/outcome.json"
     seen: list[object] = []
 
     def next_leader() -> None:
         aged(storage, tmp_path)
-        found = conclude(storage, Outcome(number, State.ABANDONED, "its leader ended", "next", 9, 0, ()))
+        found = conclude(
+            storage, CheckpointOutcome(number, CheckpointState.ABANDONED, "its leader ended", "next", 9, 0, ())
+        )
         pruned(storage)
         seen.extend((found.state, storage.read(key)))
 
     while_sealing(monkeypatch, "checkpoint.sealed", next_leader)
-    assert sealed(storage, number).state is State.COMPLETE
-    assert seen == [State.COMPLETE, storage.read(key)]
+    assert sealed(storage, number).state is CheckpointState.COMPLETE
+    assert seen == [CheckpointState.COMPLETE, storage.read(key)]
     assert read_checkpoint(storage, number).leader == "me"
 
 
@@ -200,7 +207,7 @@ def test_a_checkpoint_whose_parts_a_prune_has_removed_is_never_complete(
 ) -> None:
     one = snapshot(storage, tmp_path, "a")
     number = begin(storage, 1, "me", 5)
-    put_part(storage, Part(number, "0_0", 1, str(one.name), one.cut))
+    put_part(storage, CheckpointPart(number, "0_0", 1, str(one.name), one.cut))
 
     def prune_all() -> None:
         aged(storage, tmp_path)
@@ -217,7 +224,7 @@ def test_a_prune_that_stops_at_any_note_of_a_dead_checkpoint_lets_no_leader_comp
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: int
 ) -> None:
     number = begin(storage, 1, "me", 5)
-    put_part(storage, Part(number, "0_0", 1, "", EMPTY))
+    put_part(storage, CheckpointPart(number, "0_0", 1, "", EMPTY))
     left = [removed]
     delete = Storage.delete
 
@@ -236,8 +243,8 @@ def test_a_prune_that_stops_at_any_note_of_a_dead_checkpoint_lets_no_leader_comp
                 pruned(storage)
 
     while_sealing(monkeypatch, "checkpoint.seal", prune_in_part)
-    assert sealed(storage, number).state is State.ABANDONED
-    assert [one.state for one in checkpoints(storage)] == [State.ABANDONED]
+    assert sealed(storage, number).state is CheckpointState.ABANDONED
+    assert [one.state for one in checkpoints(storage)] == [CheckpointState.ABANDONED]
     with pytest.raises(InvalidRequest, match="was abandoned"):
         read_checkpoint(storage, number)
 
@@ -248,7 +255,7 @@ def test_a_prune_keeps_a_checkpoint_that_becomes_complete_beside_it(
     first = snapshot(storage, tmp_path, "a")
     snapshot(storage, tmp_path, "a", "b")  # newer, so that only the checkpoint keeps the first one
     number = begin(storage, 1, "me", 5)
-    put_part(storage, Part(number, "0_0", 1, str(first.name), first.cut))
+    put_part(storage, CheckpointPart(number, "0_0", 1, str(first.name), first.cut))
     aged(storage, tmp_path)
 
     def late(storage: Storage, found: Iterable[Checkpoint], at_ms: int) -> bool:
@@ -263,10 +270,10 @@ def test_a_prune_keeps_a_checkpoint_that_becomes_complete_beside_it(
 def test_an_outcome_without_its_beginning_is_never_used(storage: Storage) -> None:
     """As its leader leaves it that is killed after a prune has removed all other notes."""
     number = begin(storage, 1, "me", 5)
-    put_part(storage, Part(number, "0_0", 1, "", EMPTY))
+    put_part(storage, CheckpointPart(number, "0_0", 1, "", EMPTY))
     sealed(storage, number)
     storage.delete(f"checkpoints/{number:010}/begun.json")
-    assert [one.state for one in checkpoints(storage)] == [State.ABANDONED]
+    assert [one.state for one in checkpoints(storage)] == [CheckpointState.ABANDONED]
     with pytest.raises(InvalidRequest, match="a prune took it for dead"):
         read_checkpoint(storage, number)
 
@@ -275,15 +282,23 @@ def test_offsets_of_tasks_without_stores_come_with_their_metadata_and_memory_sto
     storage: Storage,
 ) -> None:
     number = begin(storage, 1, "me", 5)
-    cut = Cut({}, {"in/0": 12}, {}, {"in/0": 99}, {}, 4)
-    put_part(storage, Part(number, "0_0", 4, "", cut, {"in/0": 3}))
+    cut = SnapshotCut({}, {"in/0": 12}, {}, {"in/0": 99}, {}, 4)
+    put_part(storage, CheckpointPart(number, "0_0", 4, "", cut, {"in/0": 3}))
     snapshots, offsets = parts_of(storage, sealed(storage, number))
     assert snapshots == []
     found = offsets[TopicPartition("in", 0)]
     assert found.offset == 12
     assert '"in/0":99' in found.metadata
     at = CutPosition("app-kv-changelog", 0, "t", 3, -1, "", 0, False)
-    memory = Outcome(9, State.COMPLETE, "", "me", 0, 0, (Part(9, "0_0", 1, "", Cut({"kv": at}, {}, {}, {}, {}, 1)),))
+    memory = CheckpointOutcome(
+        9,
+        CheckpointState.COMPLETE,
+        "",
+        "me",
+        0,
+        0,
+        (CheckpointPart(9, "0_0", 1, "", SnapshotCut({"kv": at}, {}, {}, {}, {}, 1)),),
+    )
     with pytest.raises(InvalidRequest, match=r"task 0_0 of checkpoint 9 has stores in memory .kv."):
         parts_of(storage, memory)
 
@@ -299,17 +314,20 @@ def test_a_prune_leaves_the_parts_of_checkpoints_that_stay_and_of_one_under_way(
             made(storage, one)
     under_way = begin(storage, 1, "me", 5)
     third = next(kept.snapshot for kept in listed(storage).whole if kept.snapshot.name == names[2])
-    put_part(storage, Part(under_way, "0_0", 1, str(names[2]), third.cut))
+    put_part(storage, CheckpointPart(under_way, "0_0", 1, str(names[2]), third.cut))
     done = pruned(storage)
     # The first checkpoint goes with its part; the newest one stays, as does the newest snapshot.
     assert [one.number for one in done.checkpoints] == [1]
     assert names[1] in [kept.snapshot.name for kept in listed(storage).whole]
     assert {names[2], names[4]} < {kept.snapshot.name for kept in listed(storage).whole}
-    assert [(one.number, one.state) for one in checkpoints(storage)] == [(2, State.COMPLETE), (3, State.UNFINISHED)]
+    assert [(one.number, one.state) for one in checkpoints(storage)] == [
+        (2, CheckpointState.COMPLETE),
+        (3, CheckpointState.UNFINISHED),
+    ]
     assert len(parts_of(storage, read_checkpoint(storage, 2))[0]) == 1
     aged(storage, tmp_path)
     done = pruned(storage)
-    assert [(one.number, one.state) for one in done.checkpoints] == [(3, State.UNFINISHED)]
+    assert [(one.number, one.state) for one in done.checkpoints] == [(3, CheckpointState.UNFINISHED)]
     assert sorted(kept.snapshot.name for kept in listed(storage).whole) == [names[1], names[4]]
 
 
@@ -336,16 +354,16 @@ def test_beside_a_checkpoint_that_cannot_be_read_no_snapshot_is_removed(storage:
 
 
 def test_checkpoints_stay_by_number_and_age() -> None:
-    def one(number: int, state: State, at_ms: int) -> Checkpoint:
+    def one(number: int, state: CheckpointState, at_ms: int) -> Checkpoint:
         return Checkpoint(number, state, "", 0, at_ms, at_ms, held=(SnapshotName("0_0", 1, number),))
 
     found = [
-        one(1, State.COMPLETE, 0),
-        one(2, State.COMPLETE, 500),
-        one(3, State.ABANDONED, 600),
-        one(4, State.COMPLETE, 700),
-        one(5, State.UNFINISHED, 800),
-        one(6, State.UNFINISHED, 950),
+        one(1, CheckpointState.COMPLETE, 0),
+        one(2, CheckpointState.COMPLETE, 500),
+        one(3, CheckpointState.ABANDONED, 600),
+        one(4, CheckpointState.COMPLETE, 700),
+        one(5, CheckpointState.UNFINISHED, 800),
+        one(6, CheckpointState.UNFINISHED, 950),
     ]
     plan = plan_checkpoints(found, Retention(1), now_ms=1_000, grace_ms=100)
     assert [one.number for one in plan.gone] == [1, 2, 3, 5]

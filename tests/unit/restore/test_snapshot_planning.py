@@ -10,10 +10,10 @@ import pytest
 from standfast.replication.offsets import TopicPartition
 from standfast.restore.plan import LogState
 from standfast.restore.snapshot.manifest import (
-    Cut,
     CutPosition,
     Intent,
     Snapshot,
+    SnapshotCut,
     SnapshotFile,
     SnapshotMade,
     dump_note,
@@ -23,9 +23,9 @@ from standfast.restore.snapshot.manifest import (
 )
 from standfast.restore.snapshot.names import SnapshotName, file_key, name_of_key, parse_name, sha_of_key
 from standfast.restore.snapshot.planning import (
-    Kept,
+    ListedSnapshot,
     Retention,
-    Stored,
+    StoredObject,
     judge,
     newest,
     newest_first,
@@ -47,7 +47,7 @@ def snapshot(epoch: int = 1, offset: int = 100, *contents: str, topic_id: str = 
         "task": "0_0",
         "epoch": epoch,
         "position": offset,
-        "cut": Cut({"kv": position}, {}, {}, {}, {"kv": 5}, epoch),
+        "cut": SnapshotCut({"kv": position}, {}, {}, {}, {"kv": 5}, epoch),
         "stores": {"kv": DEFINITION},
         "memory_stores": (),
         "files": tuple(
@@ -155,28 +155,32 @@ def test_files_that_are_absent_or_of_another_size_are_uploaded_each_content_once
 
 
 def test_retention_keeps_the_newest_of_each_task_and_all_that_are_young() -> None:
-    kept = [Kept(snapshot(1, offset), offset * HOUR_MS) for offset in (1, 2, 3, 4)]
+    kept = [ListedSnapshot(snapshot(1, offset), offset * HOUR_MS) for offset in (1, 2, 3, 4)]
     assert [name.position for name in outdated(kept, Retention(2), 5 * HOUR_MS)] == [1, 2]
     assert [name.position for name in outdated(kept, Retention(1, 2 * HOUR_MS), 5 * HOUR_MS)] == [1, 2]
     assert [name.position for name in outdated(kept, Retention(0), 9 * HOUR_MS)] == [1, 2, 3]
 
 
 def test_snapshots_of_recreated_topics_do_not_push_out_those_of_the_topics_before() -> None:
-    kept = [Kept(snapshot(9, 900, topic_id="lost"), 0), Kept(snapshot(1, 10), 0), Kept(snapshot(1, 20), 0)]
+    kept = [
+        ListedSnapshot(snapshot(9, 900, topic_id="lost"), 0),
+        ListedSnapshot(snapshot(1, 10), 0),
+        ListedSnapshot(snapshot(1, 20), 0),
+    ]
     assert outdated(kept, Retention(1), HOUR_MS) == [SnapshotName("0_0", 1, 10)]
 
 
 def test_the_newest_is_of_the_topics_that_the_log_has_or_else_of_those_stored_last() -> None:
     lost, first, second = snapshot(9, 900, topic_id="lost"), snapshot(1, 10), snapshot(1, 20)
-    kept = [Kept(lost, 1), Kept(first, 3), Kept(second, 2)]
+    kept = [ListedSnapshot(lost, 1), ListedSnapshot(first, 3), ListedSnapshot(second, 2)]
     assert newest(kept) == newest(kept, {"t"}) == newest(kept, {"another"}) == second
     assert newest(kept, {"lost"}) == lost
-    assert newest([Kept(lost, 4), *kept[1:]]) == lost
-    assert newest([Kept(lost, 4), *kept[1:]], {"t", "other"}) == second
+    assert newest([ListedSnapshot(lost, 4), *kept[1:]]) == lost
+    assert newest([ListedSnapshot(lost, 4), *kept[1:]], {"t", "other"}) == second
 
 
 def test_a_broken_snapshot_replaces_no_whole_one() -> None:
-    kept = [Kept(snapshot(1, 10), 0), Kept(snapshot(1, 20), 0, whole=False)]
+    kept = [ListedSnapshot(snapshot(1, 10), 0), ListedSnapshot(snapshot(1, 20), 0, whole=False)]
     plan = plan_prune(kept, {}, [], Retention(1), now_ms=HOUR_MS, grace_ms=2 * HOUR_MS)
     assert plan.snapshots == ()
     plan = plan_prune(kept, {}, [], Retention(1), now_ms=3 * HOUR_MS, grace_ms=2 * HOUR_MS)
@@ -187,8 +191,15 @@ def test_a_prune_removes_only_files_that_no_snapshot_and_no_young_intent_names()
     old, new = snapshot(1, 10, "old"), snapshot(1, 20, "new")
     intents = {"young": (HOUR_MS, frozenset(["b" * 64])), "old": (0, frozenset(["c" * 64]))}
     names = {*old.contents, *new.contents, "b" * 64, "c" * 64}
-    files = [Stored(file_key(one), 10, 0) for one in sorted(names)]
-    plan = plan_prune([Kept(old, 0), Kept(new, 0)], intents, files, Retention(1), now_ms=2 * HOUR_MS, grace_ms=HOUR_MS)
+    files = [StoredObject(file_key(one), 10, 0) for one in sorted(names)]
+    plan = plan_prune(
+        [ListedSnapshot(old, 0), ListedSnapshot(new, 0)],
+        intents,
+        files,
+        Retention(1),
+        now_ms=2 * HOUR_MS,
+        grace_ms=HOUR_MS,
+    )
     assert plan.snapshots == (old.name,)
     assert set(plan.files) == (old.contents - new.contents) | {"c" * 64}
     assert plan.bytes == 20

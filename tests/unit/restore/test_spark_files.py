@@ -16,7 +16,7 @@ import pytest
 from standfast.replication.offsets import TaskId
 from standfast.restore.spark.files import files_of, remove
 from standfast.restore.spark.folder import Folder
-from standfast.restore.spark.places import Place, open_place, read_database, stores_in
+from standfast.restore.spark.places import TaskPlace, open_place, read_database, stores_in
 from standfast.restore.spark.task_files import wal_is_whole
 from standfast.restore.verify.at_rest import StoreAtRest
 from standfast.store.errors import InvalidRequest, StandfastError, Unavailable
@@ -39,7 +39,7 @@ def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
 
 
 @pytest.fixture
-def task(bench: Bench, bucket: Bucket) -> Place:
+def task(bench: Bench, bucket: Bucket) -> TaskPlace:
     """A task of four stores in object storage: half of its rows in table files, half in the write-ahead log."""
     rng = random.Random(1)
     session = bench.active(stores=four_stores(), partitions=(0,))
@@ -56,16 +56,16 @@ def task(bench: Bench, bucket: Bucket) -> Place:
     # As a copy of a machine that lost its power: the log of the database has rows that no table file has.
     shutil.copytree(bench.root / "a/app/0_0", bucket.folder / "app/0_0", ignore=shutil.ignore_patterns("LOCK", "LOG*"))
     session.close()
-    return Place("app", TaskId(0, 0), bucket.address("app/0_0"))
+    return TaskPlace("app", TaskId(0, 0), bucket.address("app/0_0"))
 
 
 def rows_of(at_rest: StoreAtRest) -> list[tuple[object, ...]]:
     return list(at_rest.store.logical_rows())
 
 
-def both(bucket: Bucket, place: Place, store: str) -> tuple[StoreAtRest, list[tuple[object, ...]]]:
+def both(bucket: Bucket, place: TaskPlace, store: str) -> tuple[StoreAtRest, list[tuple[object, ...]]]:
     """The fetched store, and the rows of the same on this machine."""
-    with open_place(Place("app", TaskId(0, 0), str(bucket.folder / "app/0_0")), store) as whole:
+    with open_place(TaskPlace("app", TaskId(0, 0), str(bucket.folder / "app/0_0")), store) as whole:
         rows = rows_of(whole)
         assert rows
         with open_place(place, store) as fetched:
@@ -75,13 +75,13 @@ def both(bucket: Bucket, place: Place, store: str) -> tuple[StoreAtRest, list[tu
 
 
 @pytest.mark.parametrize("store", ["kv", "win", "ver"])
-def test_store_is_read_from_its_own_files_and_the_log_alone(bucket: Bucket, task: Place, store: str) -> None:
+def test_store_is_read_from_its_own_files_and_the_log_alone(bucket: Bucket, task: TaskPlace, store: str) -> None:
     both(bucket, task, store)
     tables = {name for name in bucket.reads if name.endswith(".sst")}
     assert 0 < len(tables) < len(list((bucket.folder / "app/0_0").glob("*.sst")))
 
 
-def test_what_stores_there_are_is_one_small_file(bucket: Bucket, task: Place) -> None:
+def test_what_stores_there_are_is_one_small_file(bucket: Bucket, task: TaskPlace) -> None:
     found = stores_in(task)
     assert found.keys() == {"kv", "win", "ses", "ver"}
     assert {one.known for one in found.values()} == {False}
@@ -91,7 +91,7 @@ def test_what_stores_there_are_is_one_small_file(bucket: Bucket, task: Place) ->
 
 @pytest.mark.parametrize(("content", "fault"), [(None, "no file"), (b"{", "not readable"), (b"spoilt", "damaged")])
 def test_without_that_file_the_database_tells_and_no_table_of_a_store_is_fetched(
-    bucket: Bucket, task: Place, content: bytes | None, fault: str
+    bucket: Bucket, task: TaskPlace, content: bytes | None, fault: str
 ) -> None:
     file = bucket.folder / "app/0_0" / STORES_FILE
     whole, raw = stores_in(task), file.read_bytes()
@@ -108,7 +108,7 @@ def test_without_that_file_the_database_tells_and_no_table_of_a_store_is_fetched
     assert sum(name.endswith(".sst") for name in bucket.reads) <= 1
 
 
-def test_file_that_contradicts_the_database_is_an_error_that_names_both(bucket: Bucket, task: Place) -> None:
+def test_file_that_contradicts_the_database_is_an_error_that_names_both(bucket: Bucket, task: TaskPlace) -> None:
     file = bucket.folder / "app/0_0" / STORES_FILE
     stores = parse(file.read_bytes()).stores
     assert stores is not None
@@ -125,8 +125,8 @@ def test_file_that_contradicts_the_database_is_an_error_that_names_both(bucket: 
         read_database(task)
 
 
-def test_a_run_fetches_a_file_once_whoever_asks(bucket: Bucket, task: Place) -> None:
-    place = Place(task.app, task.task, task.address, run="r1")
+def test_a_run_fetches_a_file_once_whoever_asks(bucket: Bucket, task: TaskPlace) -> None:
+    place = TaskPlace(task.app, task.task, task.address, run="r1")
     for store in ("kv", "win", "ver", "kv"):
         both(bucket, place, store)
     read_database(place)
@@ -138,7 +138,7 @@ def test_a_run_fetches_a_file_once_whoever_asks(bucket: Bucket, task: Place) -> 
     assert not list(folder.iterdir())
 
 
-def test_workers_of_one_machine_share_what_one_of_them_fetches(bucket: Bucket, task: Place) -> None:
+def test_workers_of_one_machine_share_what_one_of_them_fetches(bucket: Bucket, task: TaskPlace) -> None:
     child = (
         "import sys, tempfile; tempfile.tempdir = sys.argv[2]; "
         "from standfast.replication.offsets import TaskId; from standfast.restore.spark.places import *; "
@@ -153,8 +153,8 @@ def test_workers_of_one_machine_share_what_one_of_them_fetches(bucket: Bucket, t
     assert max(bucket.reads.values()) == 1
 
 
-def test_what_was_uploaded_anew_is_not_mixed_with_what_was_there(bucket: Bucket, task: Place) -> None:
-    place = Place(task.app, task.task, task.address, run="r3")
+def test_what_was_uploaded_anew_is_not_mixed_with_what_was_there(bucket: Bucket, task: TaskPlace) -> None:
+    place = TaskPlace(task.app, task.task, task.address, run="r3")
     both(bucket, place, "kv")
     engine = RocksEngine(bucket.folder / "app/0_0", shared=RocksShared(8 << 20))
     engine.write({"kv": {b"new": b"\0" * 8 + b"row"}})
@@ -163,7 +163,7 @@ def test_what_was_uploaded_anew_is_not_mixed_with_what_was_there(bucket: Bucket,
     assert len(rows) == ROWS + 1
 
 
-def test_file_that_is_replaced_while_it_is_read_is_an_error(bucket: Bucket, task: Place) -> None:
+def test_file_that_is_replaced_while_it_is_read_is_an_error(bucket: Bucket, task: TaskPlace) -> None:
     with files_of(Folder(task.address), "") as files:
         (bucket.folder / "app/0_0/CURRENT").write_text("MANIFEST-000001000\n")
         with pytest.raises(Unavailable, match=r"CURRENT of .* was replaced meanwhile"):
@@ -171,7 +171,7 @@ def test_file_that_is_replaced_while_it_is_read_is_an_error(bucket: Bucket, task
         assert not (files.path / "CURRENT").exists()
 
 
-def test_old_files_of_a_run_that_was_killed_go_and_those_in_use_stay(bucket: Bucket, task: Place) -> None:
+def test_old_files_of_a_run_that_was_killed_go_and_those_in_use_stay(bucket: Bucket, task: TaskPlace) -> None:
     folder = Path(tempfile.gettempdir()) / f"standfast-files-{os.getuid()}"
     with files_of(Folder(task.address), "in-use"), files_of(Folder(task.address), "killed"):
         pass
@@ -183,7 +183,7 @@ def test_old_files_of_a_run_that_was_killed_go_and_those_in_use_stay(bucket: Buc
             assert {one.name for one in folder.iterdir()} == {"in-use", "next"}
 
 
-def test_folder_of_another_user_s_making_is_refused(bucket: Bucket, task: Place, tmp_path: Path) -> None:
+def test_folder_of_another_user_s_making_is_refused(bucket: Bucket, task: TaskPlace, tmp_path: Path) -> None:
     folder = Path(tempfile.gettempdir()) / f"standfast-files-{os.getuid()}"
     folder.symlink_to(tmp_path)
     with pytest.raises(Unavailable, match="is not a folder of this user's own"), files_of(Folder(task.address), "r"):
@@ -195,10 +195,10 @@ def test_folder_of_another_user_s_making_is_refused(bucket: Bucket, task: Place,
         pass
 
 
-def test_damaged_files_say_what_they_say_of_a_directory_of_this_machine(bucket: Bucket, task: Place) -> None:
+def test_damaged_files_say_what_they_say_of_a_directory_of_this_machine(bucket: Bucket, task: TaskPlace) -> None:
     """Never other rows: as in the directory itself, but that damage in files of other stores alone is not met."""
     rng, folder = random.Random(7), bucket.folder / "app/0_0"
-    local = Place("app", TaskId(0, 0), str(folder))
+    local = TaskPlace("app", TaskId(0, 0), str(folder))
     kept = {path.name: path.read_bytes() for path in folder.iterdir()}
     whole = outcome(task, "kv")
     fetched = {name.rpartition("/")[2] for name in bucket.reads}
@@ -218,7 +218,7 @@ def test_damaged_files_say_what_they_say_of_a_directory_of_this_machine(bucket: 
         (folder / name).write_bytes(kept[name])
 
 
-def outcome(place: Place, store: str) -> object:
+def outcome(place: TaskPlace, store: str) -> object:
     """The rows, or the kind of error."""
     try:
         with open_place(place, store) as at_rest:
@@ -227,7 +227,7 @@ def outcome(place: Place, store: str) -> object:
         return type(error)
 
 
-def test_log_of_the_database_is_whole_only_with_every_checksum_right(bucket: Bucket, task: Place) -> None:
+def test_log_of_the_database_is_whole_only_with_every_checksum_right(bucket: Bucket, task: TaskPlace) -> None:
     raw = wal_files(bucket.folder / "app/0_0")[-1].read_bytes()
     assert wal_is_whole(b"")
     assert wal_is_whole(raw)

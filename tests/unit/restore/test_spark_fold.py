@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from standfast.replication.log import Record
-from standfast.restore.compare import Outcome, RowSide
+from standfast.restore.compare import ComparisonOutcome, RowSide
 from standfast.restore.digest import Digest, digest_rows
 from standfast.restore.files.manifest import ManifestFile
 from standfast.restore.spark.batches import StoreShape
-from standfast.restore.spark.merge import Settings, merge_partition
+from standfast.restore.spark.merge import ComparisonSettings, merge_partition
 from standfast.restore.spark.rebuild import RebuildJob, write_partition
 from standfast.restore.spark.rows import partitions_of
 from standfast.restore.verdict import LogFacts
@@ -154,12 +154,16 @@ def test_merge_reports_nothing_wrong_after_any_compaction(
     assert set(found.counts) <= {"indeterminate"}
 
 
-def merge(live: TaskStores, spec: StoreSpec, records: list[Record], limit: int, *, compacted: bool = False) -> Outcome:
+def merge(
+    live: TaskStores, spec: StoreSpec, records: list[Record], limit: int, *, compacted: bool = False
+) -> ComparisonOutcome:
     shape = shape_of(spec, limit)
     facts, own = next(partitions_of(sorted_batches(shape, 0, records)))
     times = StoreTimes(live.store(spec.name).rows.observed_ms, 0)
     rows = view(live.engine, spec, times)
-    return merge_partition(own, rows, facts, LogFacts(0, compacted=compacted), Settings(limit=limit, last=True))
+    return merge_partition(
+        own, rows, facts, LogFacts(0, compacted=compacted), ComparisonSettings(limit=limit, last=True)
+    )
 
 
 def identity(kind: str, key: bytes, side: RowSide | tuple[int, bytes] | None) -> Any:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from unit.restore.test_spark_fold import SPECS, applied, logical, made, shape_of
 
 from standfast.replication.log import Record
-from standfast.restore.compare import Outcome
-from standfast.restore.spark.merge import Settings, merge_partition
+from standfast.restore.compare import ComparisonOutcome
+from standfast.restore.spark.merge import ComparisonSettings, merge_partition
 from standfast.restore.spark.rows import partitions_of
 from standfast.restore.verdict import LogFacts
 from standfast.restore.verify.at_rest import view
@@ -95,13 +95,13 @@ def plant(stores: TaskStores, spec: StoreSpec, plants: list[tuple[str, int]], go
         stores.engine.write({family: {key: None if what == "remove" else row + b"!"}})
 
 
-def merged(stores: TaskStores, spec: StoreSpec, kept: list[Record], limit: int, facts: LogFacts) -> Outcome:
+def merged(stores: TaskStores, spec: StoreSpec, kept: list[Record], limit: int, facts: LogFacts) -> ComparisonOutcome:
     found, own = next(partitions_of(sorted_batches(shape_of(spec, limit), 0, kept)))
     rows = view(stores.engine, spec, StoreTimes(stores.store(spec.name).rows.observed_ms, 0))
-    return merge_partition(own, rows, found, facts, Settings(limit=limit, last=True))
+    return merge_partition(own, rows, found, facts, ComparisonSettings(limit=limit, last=True))
 
 
-def told_and_wanted(case: Case) -> tuple[Outcome, dict[str, list[bytes]]]:
+def told_and_wanted(case: Case) -> tuple[ComparisonOutcome, dict[str, list[bytes]]]:
     """The merge's report of a case, and keys by the expected verdict."""
     spec, records, limit = SPECS[case.kind], case.records, case.limit
     kept = cleaned(records, case.cleaned_to, case.begin, tombstones_too=case.tombstones_too)

@@ -18,7 +18,7 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.tail.open_log import open_log
 from standfast.restore.digest import Digest
 from standfast.restore.files.manifest import FILE_NAME, Made, Manifest, ManifestFile, ManifestPartition, dump_manifest
-from standfast.restore.spark.places import Place, manifest_places
+from standfast.restore.spark.places import TaskPlace, manifest_places
 from standfast.restore.spark.session import BATCH_BYTES, BATCH_ROWS, batch_rows
 from standfast.restore.spark.verify import plan_verify, stored_stores
 from standfast.restore.verify.preflight import preflight
@@ -107,9 +107,9 @@ def test_place_keeps_the_folder_that_a_relative_path_means_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    place = Place("app", TaskId(0, 1), "state/app/0_1")
+    place = TaskPlace("app", TaskId(0, 1), "state/app/0_1")
     elsewhere = tmp_path / "executor"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     assert place.address == str(tmp_path / "state/app/0_1")
-    assert Place("app", TaskId(0, 1), "s3://bucket/state").address == "s3://bucket/state"
+    assert TaskPlace("app", TaskId(0, 1), "s3://bucket/state").address == "s3://bucket/state"

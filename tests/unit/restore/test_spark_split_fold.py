@@ -19,13 +19,22 @@ from hypothesis import strategies as st
 from unit.restore.test_spark_fold import DRAWS, KIND, SHARED, SPECS, applied, made
 
 from standfast.replication.log import Record
-from standfast.restore.compare import Outcome
+from standfast.restore.compare import ComparisonOutcome
 from standfast.restore.files.manifest import ManifestFile
 from standfast.restore.spark.batches import StoreShape
-from standfast.restore.spark.merge import Settings, merge_partition
-from standfast.restore.spark.rebuild import PartitionWriter, RebuildJob, Seen, buckets_added_up, ingest_files
+from standfast.restore.spark.merge import ComparisonSettings, merge_partition
+from standfast.restore.spark.rebuild import PartitionWriter, RebuildJob, RecordCounts, buckets_added_up, ingest_files
 from standfast.restore.spark.rows import partitions_of
-from standfast.restore.spark.split_plan import Place, Split, numbered, parts_of, spark_hash, split, split_at, tickets_of
+from standfast.restore.spark.split_plan import (
+    OffsetSample,
+    Split,
+    numbered,
+    parts_of,
+    spark_hash,
+    split,
+    split_at,
+    tickets_of,
+)
 from standfast.restore.spark.verify_rows import added_up
 from standfast.restore.verdict import LogFacts
 from standfast.restore.verify.import_tasks import link_files
@@ -62,7 +71,7 @@ def content(folder: Path, spec: StoreSpec, answer: dict[str, Any]) -> dict[str, 
 
 def worked(
     shape: StoreShape, pieces: list[list[Record]], store: Any, folder: Path
-) -> tuple[dict[str, Any], Outcome, list[Any]]:
+) -> tuple[dict[str, Any], ComparisonOutcome, list[Any]]:
     """The report of tasks that rebuild and compare a partition in one pass, its buckets added up."""
     job = RebuildJob(shape, str(folder), "0" * 12, file_bytes=1, read_back=True)
     answers, looks, found = [], [], []
@@ -75,7 +84,7 @@ def worked(
         keys = LogFacts(0, compacted=facts.records < limit, deletes_expired=facts.records < limit and facts.above > 0)
         with PartitionWriter(job, facts, attempt=bucket) as writer:
             outcome = merge_partition(
-                writer.tapped(own), store, facts, keys, Settings(limit=limit, last=True, low=low, high=high)
+                writer.tapped(own), store, facts, keys, ComparisonSettings(limit=limit, last=True, low=low, high=high)
             )
             answers.append(writer.finish())
         looks.append((facts, outcome))
@@ -152,8 +161,10 @@ def test_one_partition_of_half_of_all_is_split_and_equal_ones_are_not() -> None:
 
 def test_parts_are_of_about_equal_bytes_also_of_a_log_that_was_compacted() -> None:
     # A thousandth of the old records is left; new ones stand close together, and some keys are large.
-    places = [Place(at * 1_000, 0.001, 0.1, (b"old%04d" % at,)) for at in range(8)]
-    places += [Place(8_000 + at * 1_000, 1.0, 100.0, tuple(b"k%d%03d" % (at, n) for n in range(10))) for at in range(8)]
+    places = [OffsetSample(at * 1_000, 0.001, 0.1, (b"old%04d" % at,)) for at in range(8)]
+    places += [
+        OffsetSample(8_000 + at * 1_000, 1.0, 100.0, tuple(b"k%d%03d" % (at, n) for n in range(10))) for at in range(8)
+    ]
     edges, keys = split_at(places, 16_000, 4)
     assert edges[0] == 0 and len(edges) == 4
     assert [edge >= 8_000 for edge in edges[1:]] == [True] * 3
@@ -162,11 +173,11 @@ def test_parts_are_of_about_equal_bytes_also_of_a_log_that_was_compacted() -> No
 
 
 def test_one_key_is_never_in_two_buckets_and_little_is_split_into_less() -> None:
-    assert split_at([Place(0, 1.0, 10.0, (b"hot",) * 50)], 1_000, 8)[1] == ()
-    edges, keys = split_at([Place(0, 1.0, 10.0, (b"a", b"hot", b"hot", b"hot"))], 2, 8)
+    assert split_at([OffsetSample(0, 1.0, 10.0, (b"hot",) * 50)], 1_000, 8)[1] == ()
+    edges, keys = split_at([OffsetSample(0, 1.0, 10.0, (b"a", b"hot", b"hot", b"hot"))], 2, 8)
     assert keys == (b"hot",)
     assert edges == (0, 1)
-    assert split_at([Place(5, 0.0, 0.0, ())], 9, 3) == ((5,), ())
+    assert split_at([OffsetSample(5, 0.0, 0.0, ())], 9, 3) == ((5,), ())
 
 
 def test_every_bucket_has_a_ticket_of_its_own() -> None:
@@ -177,7 +188,7 @@ def test_every_bucket_has_a_ticket_of_its_own() -> None:
     assert len(set(tickets_of(700))) == 700
     assert Split.load(splits[1].dump()) == splits[1]
     assert (splits[1].span(0), splits[1].span(2)) == ((None, b"c"), (b"f", None))
-    assert sum((Seen(), Seen(2, 1, 1, 9, 5, 7, 8)), Seen()) == Seen(2, 1, 1, 9, 5, 7, 8)
+    assert sum((RecordCounts(), RecordCounts(2, 1, 1, 9, 5, 7, 8)), RecordCounts()) == RecordCounts(2, 1, 1, 9, 5, 7, 8)
 
 
 def test_ranges_hold_equal_shares_of_the_records() -> None:

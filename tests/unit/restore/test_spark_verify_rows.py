@@ -15,9 +15,9 @@ import pytest
 from unit.restore.test_spark_fold import shape_of
 
 from standfast.replication.log import Record
-from standfast.restore.compare import FOUND_OVERHEAD_BYTES, Found, Outcome, row_side
+from standfast.restore.compare import FOUND_OVERHEAD_BYTES, ComparisonOutcome, UnequalRow, row_side
 from standfast.restore.digest import row_hash
-from standfast.restore.spark.merge import Settings, merge_partition
+from standfast.restore.spark.merge import ComparisonSettings, merge_partition
 from standfast.restore.spark.report import differences_table
 from standfast.restore.spark.rows import partitions_of
 from standfast.restore.spark.verify_rows import OUT, found_batch, load_found, load_summary, summary_batch
@@ -42,18 +42,18 @@ class Row(SimpleNamespace):
         return getattr(self, name)
 
 
-def merged(records: list[Record], **settings: Any) -> Outcome:
+def merged(records: list[Record], **settings: Any) -> ComparisonOutcome:
     """The merge of these records with an empty store."""
     engine = MemoryEngine()
     engine.create_family(SPEC.name)
     facts, own = next(partitions_of(sorted_batches(shape_of(SPEC, 10_000), 0, records)))
     store = view(engine, SPEC, StoreTimes())
     return merge_partition(
-        own, store, facts, LogFacts(0, compacted=False), Settings(limit=10_000, last=True, **settings)
+        own, store, facts, LogFacts(0, compacted=False), ComparisonSettings(limit=10_000, last=True, **settings)
     )
 
 
-def compared(records: list[Record], rows: dict[bytes, bytes], **settings: Any) -> Outcome:
+def compared(records: list[Record], rows: dict[bytes, bytes], **settings: Any) -> ComparisonOutcome:
     """The merge of these records, in one batch, with a store of these rows."""
     engine = MemoryEngine()
     engine.create_family(SPEC.name)
@@ -61,11 +61,11 @@ def compared(records: list[Record], rows: dict[bytes, bytes], **settings: Any) -
     return run(records, engine, **settings)
 
 
-def run(records: list[Record], engine: Engine, **settings: Any) -> Outcome:
+def run(records: list[Record], engine: Engine, **settings: Any) -> ComparisonOutcome:
     facts, own = next(partitions_of(sorted_batches(shape_of(SPEC, 10_000), 0, records, rows=10_000)))
     keys = LogFacts(0, compacted=False)
     return merge_partition(
-        own, view(engine, SPEC, StoreTimes()), facts, keys, Settings(limit=10_000, last=True, **settings)
+        own, view(engine, SPEC, StoreTimes()), facts, keys, ComparisonSettings(limit=10_000, last=True, **settings)
     )
 
 
@@ -146,6 +146,6 @@ def test_summary_comes_back_as_it_was() -> None:
 
 def test_first_differences_are_the_first_keys() -> None:
     assert merged(many(2)).found == [
-        Found("missing", b"k000", row_side((b"k000", -1, VALUE), 0), None, 0),
-        Found("missing", b"k001", row_side((b"k001", -1, VALUE), 0), None, 1),
+        UnequalRow("missing", b"k000", row_side((b"k000", -1, VALUE), 0), None, 0),
+        UnequalRow("missing", b"k001", row_side((b"k001", -1, VALUE), 0), None, 1),
     ]

@@ -47,26 +47,26 @@ def manifest_line(skipped: int) -> str:
 
 ORDERS: list[tuple[Any, str]] = [
     (
-        worker.Open("a", "kafka://h", "/s", 7, "m", "", ({"name": "kv"},), {"n": 1.5, "x": None}),
+        worker.OpenTails("a", "kafka://h", "/s", 7, "m", "", ({"name": "kv"},), {"n": 1.5, "x": None}),
         '{"do":"Open","app":"a","log":"kafka://h","state_root":"/s","lock":7,"member":"m","cares_for":"",'
         '"stores":[{"name":"kv"}],"settings":{"n":1.5,"x":null}}',
     ),
-    (worker.Hold(3, (0, 2), ()), '{"do":"Hold","round":3,"active":[0,2],"standby":[]}'),
+    (worker.HoldTails(3, (0, 2), ()), '{"do":"Hold","round":3,"active":[0,2],"standby":[]}'),
     (worker.ReadRows(1, "/p", "key=\u00e4"), '{"do":"ReadRows","id":1,"path":"/p","query":"key=\\u00e4"}'),
-    (worker.Stop(), '{"do":"Stop"}'),
+    (worker.StopTails(), '{"do":"Stop"}'),
 ]
 REPORTS: list[tuple[Any, str]] = [
     (
-        worker.State(4, {0: Holding("active", "running"), 12: Holding("standby", "updating", 7)}),
+        worker.TailsState(4, {0: Holding("active", "running"), 12: Holding("standby", "updating", 7)}),
         '{"say":"State","round":4,"tasks":{"0":{"role":"active","state":"running","remaining":0},'
         '"12":{"role":"standby","state":"updating","remaining":7}},"error":"","status":null}',
     ),
     (
-        worker.State(1, {}, "bad", {"a": [1, None]}),
+        worker.TailsState(1, {}, "bad", {"a": [1, None]}),
         '{"say":"State","round":1,"tasks":{},"error":"bad","status":{"a":[1,null]}}',
     ),
-    (worker.Rows(1, 200), '{"say":"Rows","id":1,"status":200,"document":{}}'),
-    (worker.Failed("Held", "m\u00fc"), '{"say":"Failed","kind":"Held","message":"m\\u00fc"}'),
+    (worker.RowsPage(1, 200), '{"say":"Rows","id":1,"status":200,"document":{}}'),
+    (worker.TailsFailed("Held", "m\u00fc"), '{"say":"Failed","kind":"Held","message":"m\\u00fc"}'),
 ]
 PARSERS = (worker.parse_order, worker.parse_report)
 

@@ -27,9 +27,9 @@ from standfast.store.process.child import (
     WELL_MS,
     WORDS_BYTES,
     ChildProcess,
+    ChildSilence,
     Ended,
     Restarts,
-    Silence,
     json_line,
     json_object,
     memory_kills,
@@ -154,7 +154,7 @@ def test_kill_returns_what_the_child_had_said(start: Start) -> None:
 
 
 def test_heartbeats_go_on_while_the_child_works(start: Start, clock: ManualClock) -> None:
-    child = start("child", "20", clock=clock, silence=Silence(60_000, 1_000))
+    child = start("child", "20", clock=clock, silence=ChildSilence(60_000, 1_000))
     order(child, "work", seconds=1)
     told(child, "began")
     for _ in range(20):  # ten times as long as it may be silent
@@ -165,7 +165,7 @@ def test_heartbeats_go_on_while_the_child_works(start: Start, clock: ManualClock
 
 
 def test_child_that_hangs_is_killed_after_its_silence(start: Start, clock: ManualClock) -> None:
-    child = start("child", "20", clock=clock, silence=Silence(60_000, 1_000))
+    child = start("child", "20", clock=clock, silence=ChildSilence(60_000, 1_000))
     order(child, "echo")
     told(child, "do")
     os.kill(child.pid, signal.SIGSTOP)
@@ -179,7 +179,7 @@ def test_child_that_hangs_is_killed_after_its_silence(start: Start, clock: Manua
 
 
 def test_child_may_take_longer_to_its_first_word(start: Start, clock: ManualClock) -> None:
-    child = start(clock=clock, silence=Silence(60_000, 1_000))
+    child = start(clock=clock, silence=ChildSilence(60_000, 1_000))
     os.kill(child.pid, signal.SIGSTOP)
     clock.advance(60_000)
     child.poll()

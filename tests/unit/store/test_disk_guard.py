@@ -18,7 +18,7 @@ from standfast.ops.sidecar.control.session import failure_of
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
-from standfast.restore.replay.jobs import Event, Job, Progress, Run
+from standfast.restore.replay.jobs import Event, Job, JobProgress, Run
 from standfast.restore.replay.worker import Worker
 from standfast.store.buffer.write_buffer import WriteBuffer
 from standfast.store.clock import ManualClock
@@ -346,7 +346,7 @@ def test_a_worker_of_a_bulk_restore_writes_no_file_below_the_floor(small_disk: M
         filler = fill(root, FLOOR - MIB)
         building = threading.Thread(target=Worker(log, job, said.put, stop).run, daemon=True)
         building.start()
-        assert isinstance(said.get(timeout=TIMEOUT_S), Progress), "it has read all"
+        assert isinstance(said.get(timeout=TIMEOUT_S), JobProgress), "it has read all"
         with pytest.raises(queue.Empty):
             said.get(timeout=0.3)
         assert list(root.iterdir()) == [filler]

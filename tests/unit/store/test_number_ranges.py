@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.observe.reads import LIMIT_MAX, Part, ReadRequest, read
+from standfast.ops.observe.reads import LIMIT_MAX, ReadRequest, StorePart, read
 from standfast.restore.spark_table.options import parse
 from standfast.restore.spark_table.stores import filters_of, read_rows
 from standfast.restore.verify.at_rest import StoreAtRest
 from standfast.store.errors import BadConfig, InvalidRequest
 from standfast.store.task.commit_record import StoreTimes
-from standfast.store.types.key_ranges import Span, key_spans
+from standfast.store.types.key_ranges import KeySpan, key_spans
 from support.stores import MINUTE_MS, Open, at
 
 INT: Any = sf.serde.int64
@@ -167,7 +167,7 @@ def test_nan_is_no_end_and_in_no_range(open_task: Open) -> None:
 
 
 def test_cut_is_at_most_two_byte_ranges_and_one_for_other_serdes() -> None:
-    assert key_spans(sf.serde.string, b"a", b"b", store="s", reverse=True) == [Span(b"a", b"b", True)]
+    assert key_spans(sf.serde.string, b"a", b"b", store="s", reverse=True) == [KeySpan(b"a", b"b", True)]
     for name, (serde, _) in SEEDS.items():
         numbers = sorted(EDGES[name], key=placed)
         for low in (None, *numbers):
@@ -250,7 +250,7 @@ def asked(view: Any, limit: int, **bounds: Any) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     after = None
     while True:
-        part = Part(0, view.spec, view.rows, "active", 0, view.key_serde, view.value_serde)
+        part = StorePart(0, view.spec, view.rows, "active", 0, view.key_serde, view.value_serde)
         view.rows.closed = False
         answer = read([part], ReadRequest("scan", view.name, limit=limit, after=after, **bounds))
         found += answer.rows

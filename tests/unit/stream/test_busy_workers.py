@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from standfast.replication.offsets import TaskId
-from standfast.stream.workers.orders import ACTIVE, RUNNING, STANDBY, HeldTask, Orders
+from standfast.stream.workers.orders import ACTIVE, RUNNING, STANDBY, Orders, ReportedTask
 
 
 def tasks(*numbers: int) -> frozenset[TaskId]:
@@ -13,8 +13,8 @@ def tasks(*numbers: int) -> frozenset[TaskId]:
 def follow(orders: Orders) -> list[frozenset[TaskId]]:
     """Let both workers carry out their orders; the active tasks of each."""
     for number, order in orders.next(lambda _: True).items():
-        held = {task: HeldTask(ACTIVE, RUNNING, 0, opening) for task, opening in order.active.items()}
-        held |= {task: HeldTask(STANDBY, STANDBY, 0, 0) for task in order.standby}
+        held = {task: ReportedTask(ACTIVE, RUNNING, 0, opening) for task, opening in order.active.items()}
+        held |= {task: ReportedTask(STANDBY, STANDBY, 0, 0) for task in order.standby}
         orders.reported(number, order.round, held)
     return [frozenset(task for task, one in orders.tasks(at).items() if one.role == ACTIVE) for at in (0, 1)]
 

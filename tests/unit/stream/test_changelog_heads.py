@@ -9,7 +9,7 @@ import pytest
 
 import standfast as sf
 from standfast.ops.sidecar.control.session import ServerSession
-from standfast.ops.sidecar.worker.worker import WorkerSession as TailSession
+from standfast.ops.sidecar.worker.worker import TailWorkerSession as TailSession
 from standfast.replication.log import TopicPolicy
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.progress import LeaseProgress

@@ -245,7 +245,7 @@ def test_a_task_that_cannot_stop_abandons_the_checkpoint_within_the_bound_and_th
     cluster.feed(60)
     cluster.until(cluster.processed)
     assert cluster.live[leader].session.counters.snapshots.checkpoint.startswith("checkpoint 1 abandoned: tasks 0_")
-    cluster.until(lambda: stored.checkpoints(cluster.storage)[0].state is stored.State.ABANDONED)
+    cluster.until(lambda: stored.checkpoints(cluster.storage)[0].state is stored.CheckpointState.ABANDONED)
 
 
 def test_a_leader_that_ends_in_the_middle_leaves_a_checkpoint_that_is_never_used(cluster: Checkpoints) -> None:
@@ -263,7 +263,7 @@ def test_a_leader_that_ends_in_the_middle_leaves_a_checkpoint_that_is_never_used
         if cluster.order().state is OrderState.ABANDONED:
             break
     assert cluster.order().why == "its leader ended in the middle of it"
-    cluster.until(lambda: stored.checkpoints(cluster.storage)[0].state is stored.State.ABANDONED)
+    cluster.until(lambda: stored.checkpoints(cluster.storage)[0].state is stored.CheckpointState.ABANDONED)
     dead.loop.close()
     cluster.until(cluster.all_run)
     cluster.feed(60)

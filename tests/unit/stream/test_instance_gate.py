@@ -13,8 +13,8 @@ from standfast.restore.gate import Gate as RestoreGate
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.task.states import TaskState
 from standfast.stream.workers.gate import NAMED_MAX, InstanceGate
-from standfast.stream.workers.orders import ACTIVE, LOST, RUNNING, STANDBY, HeldTask, Order, Orders
-from standfast.stream.workers.protocol import Gate
+from standfast.stream.workers.orders import ACTIVE, LOST, RUNNING, STANDBY, Orders, ReportedTask, WorkerOrder
+from standfast.stream.workers.protocol import GateOrder
 from standfast.stream.workers.session import WorkerSession
 from support.sessions import Bench
 from support.worker_sessions import worker_session
@@ -23,8 +23,8 @@ T0, T1, T2 = (TaskId(0, number) for number in range(3))
 BOTH = frozenset({T0, T1})
 
 
-def held(state: str, opening: int = 1) -> HeldTask:
-    return HeldTask(ACTIVE, state, 0, opening)
+def held(state: str, opening: int = 1) -> ReportedTask:
+    return ReportedTask(ACTIVE, state, 0, opening)
 
 
 class Supervised:
@@ -43,7 +43,7 @@ class Supervised:
         self.orders.want(active, standby)
         self.orders.next(self.free.__contains__)
 
-    def look(self, *reports: dict[TaskId, HeldTask]) -> Gate:
+    def look(self, *reports: dict[TaskId, ReportedTask]) -> GateOrder:
         for worker, tasks in enumerate(reports):
             self.orders.reported(worker, 0, tasks)
         self.gate.look(self.active, self.orders, self.free.__contains__)
@@ -52,45 +52,45 @@ class Supervised:
 
 def test_gate_opens_once_all_tasks_of_all_workers_run() -> None:
     one = Supervised()
-    assert one.look() == Gate(False, False, ("task 0_0 is not open yet", "task 0_1 is not open yet"))
-    assert one.look({T0: held(RUNNING)}, {T1: held("restoring")}) == Gate(False, False, ("task 0_1 is restoring",))
-    assert one.look({T0: held(RUNNING)}, {T1: held(RUNNING)}) == Gate(True, True)
+    assert one.look() == GateOrder(False, False, ("task 0_0 is not open yet", "task 0_1 is not open yet"))
+    assert one.look({T0: held(RUNNING)}, {T1: held("restoring")}) == GateOrder(False, False, ("task 0_1 is restoring",))
+    assert one.look({T0: held(RUNNING)}, {T1: held(RUNNING)}) == GateOrder(True, True)
 
 
 def test_gate_that_has_opened_stays_open_for_tasks_that_come_or_are_opened_again() -> None:
     one = Supervised()
     one.look({T0: held(RUNNING)}, {T1: held(RUNNING)})
-    assert one.look({T0: held(RUNNING)}, {T1: held("restoring", 2)}) == Gate(True, True)
+    assert one.look({T0: held(RUNNING)}, {T1: held("restoring", 2)}) == GateOrder(True, True)
     one.want(BOTH | {T2})
-    assert one.look() == Gate(True, True)
+    assert one.look() == GateOrder(True, True)
     one.orders.ended(1)
-    assert one.look() == Gate(True, True)
+    assert one.look() == GateOrder(True, True)
 
 
 def test_task_that_cannot_be_opened_keeps_the_gate_shut_and_standbys_begin() -> None:
     one = Supervised()
-    assert one.look({T0: held(RUNNING)}, {T1: held("failed")}) == Gate(False, True, ("task 0_1 failed",))
+    assert one.look({T0: held(RUNNING)}, {T1: held("failed")}) == GateOrder(False, True, ("task 0_1 failed",))
     one.orders.ended(1)  # its worker is started again
-    assert one.look() == Gate(False, False, ("task 0_1 is not open yet",))
+    assert one.look() == GateOrder(False, False, ("task 0_1 is not open yet",))
 
 
 def test_gate_waits_for_no_task_that_another_instance_has() -> None:
     one = Supervised()
     one.free = frozenset({T0, T1})
     one.want(BOTH | {T2})  # its former owner has not closed it
-    assert one.look({T0: held(RUNNING)}, {T1: held(LOST)}) == Gate(True, True)
+    assert one.look({T0: held(RUNNING)}, {T1: held(LOST)}) == GateOrder(True, True)
 
 
 def test_instance_without_active_tasks_has_standbys_and_a_gate_for_the_next_assignment() -> None:
     one = Supervised()
     one.look({T0: held(RUNNING)}, {T1: held(RUNNING)})
     one.want(frozenset(), BOTH)
-    assert one.look({T0: HeldTask("standby", STANDBY)}, {}) == Gate(True, True)
+    assert one.look({T0: ReportedTask("standby", STANDBY)}, {}) == GateOrder(True, True)
     empty = Supervised()
     empty.want(frozenset(), BOTH)
-    assert empty.look({T0: HeldTask("standby", STANDBY)}, {}) == Gate(False, True)
+    assert empty.look({T0: ReportedTask("standby", STANDBY)}, {}) == GateOrder(False, True)
     one.want(BOTH)
-    assert one.look() == Gate(False, False, ("task 0_0 is not open yet", "task 0_1 is not open yet"))
+    assert one.look() == GateOrder(False, False, ("task 0_0 is not open yet", "task 0_1 is not open yet"))
 
 
 def test_gate_names_some_tasks_of_many() -> None:
@@ -149,10 +149,10 @@ def instance(bench: Bench) -> Iterator[Instance]:
 
 def test_restored_task_of_a_worker_waits_for_the_tasks_of_the_others(instance: Instance) -> None:
     first, second = instance.workers
-    first.order(Order(1, {T0: 1}, frozenset()))
-    second.order(Order(2, {T1: 1}, frozenset({T2})))
+    first.order(WorkerOrder(1, {T0: 1}, frozenset()))
+    second.order(WorkerOrder(2, {T1: 1}, frozenset({T2})))
     for worker in instance.workers:
-        worker.join_gate(Gate(False, False, ("task 0_0 is restoring", "task 0_1 is restoring")))
+        worker.join_gate(GateOrder(False, False, ("task 0_0 is restoring", "task 0_1 is restoring")))
     instance.rounds()
     assert first.all_tasks()[T0].state is TaskState.RUNNING and first.open_tasks() == {} and not first.ready
     assert first.missing() == ("task 0_1 is restoring in another worker",)
@@ -161,7 +161,7 @@ def test_restored_task_of_a_worker_waits_for_the_tasks_of_the_others(instance: I
     tailer = second._instance.readiness.tailer
     assert second.all_tasks()[T2].state is TaskState.STANDBY and not tailer._allowed
     for worker in instance.workers:
-        worker.join_gate(Gate(True, True))
+        worker.join_gate(GateOrder(True, True))
     instance.rounds()
     assert first.open_tasks().keys() == {T0} and first.missing() == () and first.ready
     assert second.open_tasks().keys() == {T1} and tailer._allowed
@@ -169,10 +169,10 @@ def test_restored_task_of_a_worker_waits_for_the_tasks_of_the_others(instance: I
 
 def test_task_that_comes_to_a_worker_later_stops_no_other(instance: Instance) -> None:
     first, _ = instance.workers
-    first.join_gate(Gate(True, True))
-    first.order(Order(1, {T0: 1}, frozenset()))
+    first.join_gate(GateOrder(True, True))
+    first.order(WorkerOrder(1, {T0: 1}, frozenset()))
     instance.rounds()
-    first.order(Order(2, {T0: 1, T1: 1}, frozenset()))
+    first.order(WorkerOrder(2, {T0: 1, T1: 1}, frozenset()))
     first._instance.readiness.run_whole = lambda: (0, {})  # type: ignore[method-assign] # as if records were left
     instance.rounds()
     assert first.all_tasks()[T1].state is TaskState.RESTORING

@@ -13,7 +13,7 @@ from standfast.ops.observe.metrics import SessionMetrics
 from standfast.ops.observe.status import status_document
 from standfast.ops.observe.verdict import verdict
 from standfast.ops.sidecar.serve import check
-from standfast.replication.takeover import MemberPlan, Traits
+from standfast.replication.takeover import MemberPlan, MemberTraits
 from support.placement import TASKS, Cluster, placement_of, spread
 from support.sessions import Bench
 
@@ -91,9 +91,9 @@ def test_an_instance_that_restarts_with_a_lower_bound_opens_no_more_tasks(bench:
 
 
 def test_a_bound_is_read_of_members_and_left_out_by_those_without_one() -> None:
-    plain = MemberPlan(managed=Traits(2, {"zone": "a"}, "p"))
+    plain = MemberPlan(managed=MemberTraits(2, {"zone": "a"}, "p"))
     assert "max_tasks" not in plain.to_json() and MemberPlan.from_json(plain.to_json()) == plain
-    bounded = MemberPlan(managed=Traits(2, {"zone": "a"}, "p", 5))
+    bounded = MemberPlan(managed=MemberTraits(2, {"zone": "a"}, "p", 5))
     assert MemberPlan.from_json(bounded.to_json()) == bounded
 
 

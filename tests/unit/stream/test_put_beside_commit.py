@@ -17,7 +17,7 @@ import standfast as sf
 from standfast.replication.log import Log, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.tail.open_log import open_log
-from standfast.stream.runtime.guard import Guard
+from standfast.stream.runtime.guard import TaskGuard
 from standfast.stream.steps import Steps
 from standfast.stream.task.states import TaskState
 from standfast.stream.task.task import Task
@@ -416,7 +416,7 @@ def test_attempt_whose_task_another_thread_closes_ends_with_its_own_error(bench:
         if fails:
             store.put("k", "v", 2)
 
-    guard = Guard(task, Drops(bench.clock))
+    guard = TaskGuard(task, Drops(bench.clock))
     if fails:
         with pytest.raises(sf.Closed):
             guard.attempt(work, None)

@@ -24,7 +24,7 @@ from standfast.store.task.state_dir import StateDir
 from standfast.stream.task.groups import TaskGroup
 from standfast.stream.task.waiting import HELD_LATER_MS, LATER_MS
 from standfast.stream.workers.counts import worker_options
-from standfast.stream.workers.orders import ACTIVE, LOST, RUNNING, HeldTask, Order
+from standfast.stream.workers.orders import ACTIVE, LOST, RUNNING, ReportedTask, WorkerOrder
 from standfast.stream.workers.session import WorkerSession
 from support.lost_head import KV, ROWS, STORES, behind_with_snapshot, write
 from support.sessions import Bench
@@ -231,16 +231,16 @@ def test_worker_begins_the_next_opening_of_a_task_that_waits_once_it_is_due(benc
     )
     bench.opened.append(worker)
     with storage_away() as asked:
-        worker.order(Order(1, {T0: 1, T1: 1}))
+        worker.order(WorkerOrder(1, {T0: 1, T1: 1}))
         bench.settle(worker)
-        assert worker.report() == (1, {T0: HeldTask(ACTIVE, LOST, 0, 1), T1: HeldTask(ACTIVE, RUNNING, 0, 1)})
-        worker.order(Order(2, {T0: 2, T1: 1}))
+        assert worker.report() == (1, {T0: ReportedTask(ACTIVE, LOST, 0, 1), T1: ReportedTask(ACTIVE, RUNNING, 0, 1)})
+        worker.order(WorkerOrder(2, {T0: 2, T1: 1}))
         bench.settle(worker)
-        assert worker.report() == (2, {T1: HeldTask(ACTIVE, RUNNING, 0, 1)})
+        assert worker.report() == (2, {T1: ReportedTask(ACTIVE, RUNNING, 0, 1)})
         assert (worker.settled, len([one for one in asked if "0_0" in one])) == (True, 1)
     bench.clock.advance(LATER_MS)
     bench.settle(worker)
-    assert worker.report()[1][T0] == HeldTask(ACTIVE, RUNNING, 0, 2)
+    assert worker.report()[1][T0] == ReportedTask(ACTIVE, RUNNING, 0, 2)
     assert worker.settled
     worker.close()
     state.close()

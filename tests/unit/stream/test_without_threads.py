@@ -16,7 +16,7 @@ import pytest
 import standfast as sf
 from standfast.replication.offsets import TaskId
 from standfast.restore.snapshot.catalogue import listed
-from standfast.restore.snapshot.checkpoints import State, checkpoints
+from standfast.restore.snapshot.checkpoints import CheckpointState, checkpoints
 from standfast.restore.snapshot.opening import open_storage
 from standfast.store.clock import Clock
 from standfast.store.process.interrupts import IS_MAIN
@@ -192,7 +192,9 @@ def test_snapshots_and_checkpoints_are_made_and_a_new_instance_begins_with_one(
     several.until(lambda: counted(bench) == folded(40))
     several.until(lambda: {"0_0", "0_1"} <= {one.snapshot.task for one in listed(storage).whole})
     several.until(
-        lambda: any(one.outcome is not None and one.outcome.state is State.COMPLETE for one in checkpoints(storage))
+        lambda: any(
+            one.outcome is not None and one.outcome.state is CheckpointState.COMPLETE for one in checkpoints(storage)
+        )
     )
     several.close()
     third = several.open("c")

@@ -9,9 +9,9 @@ from standfast.replication.placement.checkpoint import Order, OrderState, PartRe
 from standfast.stream.snapshot_counts import SnapshotCounts
 from standfast.stream.workers.parts import PoolParts, merged
 from standfast.stream.workers.protocol import (
-    Checkpoint,
     Counted,
-    State,
+    FollowCheckpoint,
+    StateReport,
     checkpoint,
     checkpoint_of,
     command_line,
@@ -147,11 +147,11 @@ def test_order_and_parts_come_through_the_pipe_as_they_are() -> None:
         7, 3, stop=frozenset({1}), done=frozenset({0}), limits={TopicPartition("a-b", 2): 41}, stopped_at=(3, 9)
     )
     command = parse_command(command_line(checkpoint(order)))
-    assert isinstance(command, Checkpoint)
+    assert isinstance(command, FollowCheckpoint)
     assert checkpoint_of(command) == order
     parts = PartReport(7, 3, tasks(A), tasks(B), tasks(C), {A: "why"})
     report = parse_report(report_line(state(1, {}, parts=parts)))
-    assert isinstance(report, State)
+    assert isinstance(report, StateReport)
     assert report == state(1, {}, parts=parts)
     assert report != state(1, {})
 

@@ -16,9 +16,9 @@ from standfast.stream.workers.watch import (
     FAILURES_MAX,
     START_MS,
     WELL_MS,
-    Look,
     ProcessFacts,
     Watch,
+    WorkerLook,
     WorkerRestarts,
     beat_ms,
 )
@@ -163,9 +163,9 @@ def test_program_without_a_file_or_module_is_refused_and_the_error_names_the_com
 IDLE = ProcessFacts(works=False)
 
 
-def look(heard_ms: int, found: ProcessFacts = IDLE, **changed: Any) -> Look:
+def look(heard_ms: int, found: ProcessFacts = IDLE, **changed: Any) -> WorkerLook:
     given: dict[str, Any] = {"ready": True, "counts": {}, "allowance_ms": 0, "facts": lambda: found, **changed}
-    return Look(heard_ms, **given)
+    return WorkerLook(heard_ms, **given)
 
 
 def test_worker_is_killed_once_it_has_been_silent_for_a_third_of_the_lease_without_working() -> None:

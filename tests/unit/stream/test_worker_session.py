@@ -19,8 +19,8 @@ from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.local_part import ACTIVES_FIRST_MS
 from standfast.stream.snapshot_counts import SnapshotCounts
 from standfast.stream.workers.care import InstanceCare
-from standfast.stream.workers.orders import ACTIVE, LOST, RUNNING, STANDBY, HeldTask, Order
-from standfast.stream.workers.protocol import Gate
+from standfast.stream.workers.orders import ACTIVE, LOST, RUNNING, STANDBY, ReportedTask, WorkerOrder
+from standfast.stream.workers.protocol import GateOrder
 from standfast.stream.workers.session import WorkerSession
 from support.sessions import Bench, lock_held
 from support.worker_sessions import worker_session
@@ -37,14 +37,14 @@ class Instance:
 
     def worker(self, **settings: Any) -> WorkerSession:
         session = worker_session(self.bench, self.state, 2, **settings)
-        session.join_gate(Gate(open=True, standbys=True))  # as a supervisor does where its gate has opened before
+        session.join_gate(GateOrder(open=True, standbys=True))  # as a supervisor does where its gate has opened before
         return session
 
-    def follow(self, worker: WorkerSession, order: Order) -> dict[TaskId, HeldTask]:
+    def follow(self, worker: WorkerSession, order: WorkerOrder) -> dict[TaskId, ReportedTask]:
         worker.order(order)
         return self.settled(worker)
 
-    def settled(self, worker: WorkerSession) -> dict[TaskId, HeldTask]:
+    def settled(self, worker: WorkerSession) -> dict[TaskId, ReportedTask]:
         for _ in range(10):
             self.bench.clock.advance(100)
             worker.poll_once()
@@ -61,15 +61,15 @@ def instance(bench: Bench) -> Iterator[Instance]:
 def test_worker_holds_exactly_the_tasks_of_its_order_and_reports_the_round_of_it(instance: Instance) -> None:
     worker = instance.worker()
     assert worker.report() == (0, {})
-    found = instance.follow(worker, Order(3, {T0: 1}, frozenset({T1})))
-    assert found == {T0: HeldTask(ACTIVE, RUNNING, 0, 1), T1: HeldTask("standby", STANDBY, 0, 0)}
+    found = instance.follow(worker, WorkerOrder(3, {T0: 1}, frozenset({T1})))
+    assert found == {T0: ReportedTask(ACTIVE, RUNNING, 0, 1), T1: ReportedTask("standby", STANDBY, 0, 0)}
     assert worker.report()[0] == 3
-    assert instance.follow(worker, Order(4, {}, frozenset())) == {}
+    assert instance.follow(worker, WorkerOrder(4, {}, frozenset())) == {}
 
 
 def test_standby_is_opened_once_the_active_tasks_of_the_same_order_run(instance: Instance) -> None:
     worker = instance.worker()
-    worker.order(Order(1, {T0: 1}, frozenset({T1})))
+    worker.order(WorkerOrder(1, {T0: 1}, frozenset({T1})))
     seen = []
     for _ in range(10):
         instance.bench.clock.advance(100)
@@ -85,7 +85,7 @@ def test_active_task_with_a_long_restore_does_not_keep_standbys_closed(
     instance: Instance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = instance.worker()
-    worker.order(Order(1, {T0: 1}, frozenset({T1})))
+    worker.order(WorkerOrder(1, {T0: 1}, frozenset({T1})))
     monkeypatch.setattr(worker._instance.readiness, "run_whole", lambda: (0, {}))  # as if records were left
     found = instance.settled(worker)
     assert set(found) == {T0}
@@ -97,7 +97,7 @@ def test_active_task_with_a_long_restore_does_not_keep_standbys_closed(
 def test_running_tasks_are_seen_while_background_work_holds_the_session(instance: Instance) -> None:
     """Records go on while another task is opened, which takes as long as its files and the log need."""
     worker = instance.worker()
-    instance.follow(worker, Order(1, {T0: 1}))
+    instance.follow(worker, WorkerOrder(1, {T0: 1}))
     with lock_held(worker) as holder:
         assert (list(worker.open_tasks()), list(worker.held_tasks())) == ([T0], [T0])
         assert holder.is_alive()
@@ -105,24 +105,24 @@ def test_running_tasks_are_seen_while_background_work_holds_the_session(instance
 
 def test_report_holds_a_task_from_before_its_opening_until_after_its_closing(instance: Instance) -> None:
     worker = instance.worker()
-    worker.order(Order(1, {T0: 1}))
+    worker.order(WorkerOrder(1, {T0: 1}))
     assert worker.report() == (1, {})  # the supervisor counts the tasks of the order itself
     instance.settled(worker)
-    worker.order(Order(2))
-    assert worker.report() == (2, {T0: HeldTask(ACTIVE, RUNNING, 0, 1)})
+    worker.order(WorkerOrder(2))
+    assert worker.report() == (2, {T0: ReportedTask(ACTIVE, RUNNING, 0, 1)})
     assert instance.settled(worker) == {}
 
 
 def test_task_that_goes_to_another_worker_has_its_rows_there_and_a_new_epoch(instance: Instance) -> None:
     first, second = instance.worker(), instance.worker()
-    instance.follow(first, Order(1, {T0: 1}))
+    instance.follow(first, WorkerOrder(1, {T0: 1}))
     task = first.task(T0)
     task.store("kv").put("k", "v")
     task.commit({("in", 0): 5})
     assert task.writer is not None
     epoch = task.writer.epoch
-    instance.follow(first, Order(2))
-    instance.follow(second, Order(3, {T0: 2}))
+    instance.follow(first, WorkerOrder(2))
+    instance.follow(second, WorkerOrder(3, {T0: 2}))
     again = second.task(T0)
     assert again.store("kv").get("k") == "v"
     assert again.source_offsets() == {("in", 0): 5}
@@ -134,13 +134,13 @@ def test_task_that_another_instance_takes_is_reported_lost_and_opened_again_only
     instance: Instance,
 ) -> None:
     worker = instance.worker()
-    instance.follow(worker, Order(1, {T0: 1}))
+    instance.follow(worker, WorkerOrder(1, {T0: 1}))
     other = instance.bench.log.writer("app-0-0", group="app", owner="b")
     found = instance.settled(worker)
-    assert found == {T0: HeldTask(ACTIVE, LOST, 0, 1)}
+    assert found == {T0: ReportedTask(ACTIVE, LOST, 0, 1)}
     epoch = other.epoch
     assert instance.settled(worker) == found
-    assert instance.follow(worker, Order(2, {T0: 2})) == {T0: HeldTask(ACTIVE, RUNNING, 0, 2)}
+    assert instance.follow(worker, WorkerOrder(2, {T0: 2})) == {T0: ReportedTask(ACTIVE, RUNNING, 0, 2)}
     task = worker.task(T0)
     assert task.writer is not None
     assert task.writer.epoch == epoch + 1
@@ -155,9 +155,9 @@ def test_standby_becomes_active_where_its_rows_are(instance: Instance) -> None:
     standby.wait_ready(30)
     standby.task(0).store("kv").put("k", "v")
     standby.task(0).commit()
-    assert instance.follow(active, Order(1, {}, frozenset({T0})))[T0].state == STANDBY
+    assert instance.follow(active, WorkerOrder(1, {}, frozenset({T0})))[T0].state == STANDBY
     standby.close()
-    assert instance.follow(active, Order(2, {T0: 1})) == {T0: HeldTask(ACTIVE, RUNNING, 0, 1)}
+    assert instance.follow(active, WorkerOrder(2, {T0: 1})) == {T0: ReportedTask(ACTIVE, RUNNING, 0, 1)}
     assert active.task(T0).store("kv").get("k") == "v"
 
 
@@ -191,7 +191,7 @@ def test_workers_store_snapshots_and_the_supervisor_alone_lists_and_prunes_them(
     bench, to = instance.bench, str(tmp_path / "snaps")
     policy = sf.SnapshotPolicy(to=to, every_records=1, keep=1, grace_ms=1_000)
     worker = instance.worker(snapshots=policy)
-    instance.follow(worker, Order(1, {T0: 1}))
+    instance.follow(worker, WorkerOrder(1, {T0: 1}))
     storage = open_storage(to, "app")
     assert not list(storage.list("probes"))
     assert worker._snapshots is not None
@@ -238,6 +238,6 @@ def test_listener_that_raises_fails_its_task_in_a_worker_and_the_other_one_runs(
 
     worker = instance.worker()
     worker.listeners.add(Raises())
-    found = instance.follow(worker, Order(1, {T0: 1, T1: 1}, frozenset()))
+    found = instance.follow(worker, WorkerOrder(1, {T0: 1, T1: 1}, frozenset()))
     assert {task: one.state for task, one in found.items()} == {T0: "failed", T1: RUNNING}
     assert isinstance(worker.all_tasks()[T0].error, sf.ListenerFailed)
