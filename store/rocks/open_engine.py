@@ -33,7 +33,11 @@ class OpenEngine(Protocol):
     def __call__(self, path: Path, **options: Unpack[EngineOptions]) -> Engine: ...
 
 
-OPEN_ENGINE: Final = Replaceable[OpenEngine](RocksEngine)
+def _rocks(path: Path, **options: Unpack[EngineOptions]) -> Engine:
+    return RocksEngine(path, **options)
+
+
+OPEN_ENGINE: Final = Replaceable[OpenEngine](_rocks)
 
 
 def open_engine(path: Path, **options: Unpack[EngineOptions]) -> Engine:
