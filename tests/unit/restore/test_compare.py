@@ -188,6 +188,9 @@ def test_tally_equals_a_comparison_of_dictionaries(
     def rows(side: Side) -> dict[Any, LogicalRow]:
         return {(name if versioned else name[0]): (*name, value) for name, value in sorted(side.items())}
 
+    def side(of: dict[Any, LogicalRow], name: Any) -> Any:
+        return row_side(of.get(name), 0)
+
     one, other = rows(left), rows(right)
     equal = [row for name, row in one.items() if other.get(name) == row]
     wrong: list[tuple[str, Any]] = []
@@ -212,9 +215,7 @@ def test_tally_equals_a_comparison_of_dictionaries(
         len(equal),
         counts,  # type: ignore[arg-type]
         [
-            UnequalRow(
-                verdict, name[0] if versioned else name, *(row_side(side.get(name), 0) for side in (one, other)), 5
-            )  # type: ignore[arg-type]
+            UnequalRow(verdict, name[0] if versioned else name, side(one, name), side(other, name), 5)  # type: ignore[arg-type]
             for verdict, name in wrong
         ],
         digest_rows([*equal, *(one[name] for _, name in wrong if name in one)]),
