@@ -1,17 +1,18 @@
-"""The two clocks that records advance: a task's stream time, and the observed stream time of one aggregation.
+"""A task's stream time, the clock of its punctuations that records advance.
 
-    task stream time       for punctuation. Policy "min": unknown until every input partition that is not idle has had
-                           a record, then the smallest over those partitions of the largest timestamp seen.
-                           Policy "max": the largest timestamp seen on any partition, as Kafka Streams has it.
-    observed stream time   for windows, grace and retention: the largest timestamp that one aggregation processed.
+    policy "min"    unknown until every input partition that is not idle has had a record, then the smallest over those
+                    partitions of the largest timestamp seen
+    policy "max"    the largest timestamp seen on any partition, as Kafka Streams has it
 
             observe      flights/0: 10   flights/1: 4   flights/0: 20   flights/1: 12   flights/1 idle
             min          unknown         4              4               12              20
             max          10              10             20              20              20
 
-Rules of this file: pure; no store, thread or wall clock. The two clocks never read each other. Neither goes back: not
-by an older record, an added partition, one that was idle, nor a restored state. Times are milliseconds since the epoch;
-unknown is None, never a number.
+Windows, grace and retention go by the observed stream time of their store instead (`StoreRows.observed_ms`).
+
+Rules of this file: pure; no store, thread or wall clock. Stream time never goes back: not by an older record, an added
+partition, one that was idle, nor a restored state. Times are milliseconds since the epoch; unknown is None, never a
+number.
 """
 
 from __future__ import annotations
@@ -152,37 +153,6 @@ class TaskStreamTime:
                 f"stream time: {partition!r} is not an input partition of this task ({few(self._largest)}): "
                 "add it first"
             ) from None
-
-
-class ObservedStreamTime:
-    """The largest timestamp that one aggregation processed."""
-
-    def __init__(self) -> None:
-        self._now_ms: int | None = None
-
-    @property
-    def now_ms(self) -> int | None:
-        """The observed stream time; None before the first record."""
-        return self._now_ms
-
-    def observe(self, timestamp_ms: int) -> int:
-        """Note a record and return the observed stream time, this record included.
-
-        Raises InvalidRequest for a timestamp that is no whole number from 0.
-        """
-        _check_timestamp(timestamp_ms, "an aggregation")
-        if self._now_ms is None or timestamp_ms > self._now_ms:
-            self._now_ms = timestamp_ms
-        return self._now_ms
-
-    def to_state(self) -> int | None:
-        """The state to keep: the clock, None before the first record."""
-        return self._now_ms
-
-    def restore(self, state: int | None) -> None:
-        """Continue from a state; one earlier than the clock changes nothing. Raises as `observe` does."""
-        if state is not None:
-            self.observe(state)
 
 
 def _or_before_all(timestamp_ms: int | None) -> int:

@@ -6,7 +6,6 @@ Rules of this file: the error for a missing extra contains the exact line that i
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from types import ModuleType
 
 from standfast.store.errors import BadConfig
@@ -38,9 +37,3 @@ def _required(extra: str, module: str) -> ModuleType:
 def install(extra: str) -> str:
     """The line that installs an extra."""
     return f"pip install 'standfast[{extra}]'"
-
-
-def can_serve() -> bool:
-    """Whether an HTTP server can be opened here."""
-    # Looked up and not imported, because a command may ask and then serve nothing.
-    return all(find_spec(module) is not None for module in SERVE)
