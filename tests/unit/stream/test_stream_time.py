@@ -1,4 +1,4 @@
-"""The two clocks that records move: at every boundary, then against their definition over the whole history.
+"""The clock that records move: at every boundary, then against their definition over the whole history.
 
 Rules of this file: the model keeps no clock; it reads every prefix of the history again and takes the largest.
 """
@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from standfast.store.errors import InvalidRequest
-from standfast.stream.stream_time import CLOCK_KEY, ObservedStreamTime, Policy, TaskStreamTime
+from standfast.stream.stream_time import CLOCK_KEY, Policy, TaskStreamTime
 
 A, B, C = "flights/0", "flights/1", "weather/0"
 
@@ -195,14 +195,11 @@ def test_holding_back_names_the_first_without_a_record_then_the_one_furthest_beh
 def test_timestamp_that_is_no_time_is_refused_and_changes_nothing(bad: int) -> None:
     clock = clock_of((A, 5), (B, 5))
     clock.set_idle(B, True)
-    observed = ObservedStreamTime()
     with pytest.raises(InvalidRequest, match=r"stream time of flights/1: .* is not a timestamp"):
         clock.observe(B, bad)
-    with pytest.raises(InvalidRequest, match="stream time of an aggregation"):
-        observed.observe(bad)
     with pytest.raises(InvalidRequest, match="stream time of flights/1"):
         clock.restore({A: 90, B: bad, CLOCK_KEY: 90})
-    assert (clock.to_state(), clock.holding_back(), observed.now_ms) == ({A: 5, B: 5, CLOCK_KEY: 5}, A, None)
+    assert (clock.to_state(), clock.holding_back()) == ({A: 5, B: 5, CLOCK_KEY: 5}, A)
 
 
 def test_unknown_partition_is_refused() -> None:
@@ -294,39 +291,6 @@ def test_restoring_an_older_state_takes_nothing_back() -> None:
     clock.restore({A: 3, B: 3, CLOCK_KEY: 3})
     clock.restore({})
     assert clock.to_state() == {A: 20, B: 20, CLOCK_KEY: 20}
-
-
-# --- observed stream time ---
-
-
-def test_observed_stream_time_is_the_largest_processed() -> None:
-    observed = ObservedStreamTime()
-    assert (observed.now_ms, observed.to_state()) == (None, None)
-    assert [observed.observe(at) for at in (5, 4, 5, 6, 0)] == [5, 5, 5, 6, 6]
-    assert observed.now_ms == 6
-
-
-def test_observed_stream_time_begins_at_0_too() -> None:
-    assert ObservedStreamTime().observe(0) == 0
-
-
-def test_observed_stream_time_goes_on_from_the_latest_of_its_states() -> None:
-    observed = ObservedStreamTime()
-    for state, now_ms in [(None, None), (7, 7), (5, 7), (None, 7), (8, 8)]:
-        observed.restore(state)
-        assert observed.now_ms == now_ms == observed.to_state()
-    assert observed.observe(3) == 8
-
-
-@given(times=st.lists(st.integers(0, 30)), cut=st.integers(0, 30))
-def test_observed_stream_time_survives_a_restart_anywhere(times: list[int], cut: int) -> None:
-    first, second = ObservedStreamTime(), ObservedStreamTime()
-    for at in times[:cut]:
-        first.observe(at)
-    second.restore(first.to_state())
-    for at in times[cut:]:
-        second.observe(at)
-    assert second.now_ms == max(times, default=None)
 
 
 # --- against the definition ---
