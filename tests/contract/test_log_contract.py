@@ -8,7 +8,7 @@ where a log may keep markers between records. A fetch that expects a record or a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
 import pytest
@@ -172,7 +172,9 @@ def test_one_append_may_write_several_partitions(log: Log) -> None:
 
 
 @pytest.mark.parametrize("deletes", [False, True])
-def test_rows_of_a_store_are_written_as_the_changes_that_they_say(log: Log, deletes: bool) -> None:
+def test_rows_of_a_store_are_written_as_the_changes_that_they_say(
+    log: Log, deletes: bool, settle: Callable[[Mapping[TopicPartition, int]], None]
+) -> None:
     stamps = {b"%d" % number: number + 1 for number in range(1_003)}
     gone = {key: stamp for key, stamp in stamps.items() if deletes and stamp % 7 == 0}
     rows = {
@@ -180,7 +182,9 @@ def test_rows_of_a_store_are_written_as_the_changes_that_they_say(log: Log, dele
     }
     written, none = (cast("Sequence[Outgoing]", RowChanges(*given)) for given in ((rows, gone), ({}, {})))
     assert log.producer().append({P0: written, P1: none}) == {P0: 1_003, P1: 0}
-    assert log.producer().transact({P0: written})[P0] >= 2_006
+    ends = log.producer().transact({P0: written})
+    assert ends[P0] >= 2_006
+    settle(ends)
     found = records(log, P0)
     expected = [(stamp, key, None if key in gone else b"v" * (stamp % 3), ()) for key, stamp in stamps.items()]
     assert [record[1:] for record in found] == 2 * expected
