@@ -24,7 +24,7 @@ from standfast.stream.snapshot_counts import SnapshotCounts
 from standfast.stream.workers.orders import ReportedTask, WorkerOrder
 
 
-class OpenOrder(Shape, frozen=True, tag_field="do", tag=True):
+class OpenOrder(Shape, frozen=True, tag_field="do", tag="Open"):
     """Open a session on the supervisor's state directory, also in a spare. `lock` and `words` are inherited handles.
 
     `lock`: of the directory's lock; `words`: of the worker's progress. `program`: as in `Traits`. The worker checks
@@ -45,7 +45,7 @@ class OpenOrder(Shape, frozen=True, tag_field="do", tag=True):
     line: int = -1
 
 
-class HoldOrder(Shape, frozen=True, tag_field="do", tag=True):
+class HoldOrder(Shape, frozen=True, tag_field="do", tag="Hold"):
     """Hold exactly these tasks, as in `WorkerOrder`."""
 
     round: int
@@ -53,7 +53,7 @@ class HoldOrder(Shape, frozen=True, tag_field="do", tag=True):
     standby: tuple[str, ...]
 
 
-class GateOrder(Shape, frozen=True, tag_field="do", tag=True):
+class GateOrder(Shape, frozen=True, tag_field="do", tag="Gate"):
     """The restore gate of the instance. `standbys`: whether they may begin; `missing`: tasks that keep it shut."""
 
     open: bool
@@ -61,19 +61,19 @@ class GateOrder(Shape, frozen=True, tag_field="do", tag=True):
     missing: tuple[str, ...] = ()
 
 
-class PauseOrder(Shape, frozen=True, tag_field="do", tag=True):
+class PauseOrder(Shape, frozen=True, tag_field="do", tag="Pause"):
     """Process nothing while it is on; tasks stay, standbys continue."""
 
     on: bool
 
 
-class FollowCheckpoint(Shape, frozen=True, tag_field="do", tag=True):
+class FollowCheckpoint(Shape, frozen=True, tag_field="do", tag="Checkpoint"):
     """Follow this order of a coordinated checkpoint; `order` is the text of its record in the placement topic."""
 
     order: str
 
 
-class StopOrder(Shape, frozen=True, tag_field="do", tag=True):
+class StopOrder(Shape, frozen=True, tag_field="do", tag="Stop"):
     """Commit, close all tasks cleanly and end."""
 
 
@@ -83,15 +83,15 @@ class Ready(Shape, frozen=True, tag_field="say", tag=True):
     app: str
 
 
-class OpenedReport(Shape, frozen=True, tag_field="say", tag=True):
+class OpenedReport(Shape, frozen=True, tag_field="say", tag="Opened"):
     """The worker's session is open: it takes tasks, and has none."""
 
 
-class ClosedReport(Shape, frozen=True, tag_field="say", tag=True):
+class ClosedReport(Shape, frozen=True, tag_field="say", tag="Closed"):
     """The worker has committed and closed all, and its interpreter ends: no beats come from here on."""
 
 
-class StateReport(Shape, frozen=True, tag_field="say", tag=True):
+class StateReport(Shape, frozen=True, tag_field="say", tag="State"):
     """All tasks of the worker, and the round of the last Hold that it follows, 0 for none.
 
     Each task as in `ReportedTask`: role, state, lag, opening. `since`: from when on the running ones run; `left`: tasks
@@ -127,7 +127,7 @@ class Asked(Shape, frozen=True, tag_field="say", tag=True):
     wish: str
 
 
-class FailedReport(Shape, frozen=True, tag_field="say", tag=True):
+class FailedReport(Shape, frozen=True, tag_field="say", tag="Failed"):
     """The worker cannot go on. `kind`: the name of the error's class."""
 
     kind: str

@@ -17,7 +17,7 @@ from standfast.replication.shapes import Shape, line, read
 from standfast.store.errors import InternalError
 
 
-class OpenTails(Shape, frozen=True, tag_field="do", tag=True):
+class OpenTails(Shape, frozen=True, tag_field="do", tag="Open"):
     """Open a session on the server's state directory. `lock` is the inherited handle of its lock.
 
     `cares_for`: the member in whose place it cares for the log, the server's; "" for a second worker.
@@ -33,7 +33,7 @@ class OpenTails(Shape, frozen=True, tag_field="do", tag=True):
     settings: Mapping[str, Any]
 
 
-class HoldTails(Shape, frozen=True, tag_field="do", tag=True):
+class HoldTails(Shape, frozen=True, tag_field="do", tag="Hold"):
     """Hold exactly these tasks; any other is flushed and closed. `round` comes back in the answer."""
 
     round: int
@@ -49,7 +49,7 @@ class ReadRows(Shape, frozen=True, tag_field="do", tag=True):
     query: str
 
 
-class RowsPage(Shape, frozen=True, tag_field="say", tag=True):
+class RowsPage(Shape, frozen=True, tag_field="say", tag="Rows"):
     """The page, or why there is none: `status`, and the error as the control API answers it."""
 
     id: int
@@ -57,11 +57,11 @@ class RowsPage(Shape, frozen=True, tag_field="say", tag=True):
     document: Mapping[str, Any] = {}
 
 
-class StopTails(Shape, frozen=True, tag_field="do", tag=True):
+class StopTails(Shape, frozen=True, tag_field="do", tag="Stop"):
     """Close all tasks cleanly and end."""
 
 
-class TailsState(Shape, frozen=True, tag_field="say", tag=True):
+class TailsState(Shape, frozen=True, tag_field="say", tag="State"):
     """Tasks of the worker. `round`: of the last Hold that it carried out; `status`: at times, the whole document."""
 
     round: int
@@ -70,7 +70,7 @@ class TailsState(Shape, frozen=True, tag_field="say", tag=True):
     status: Mapping[str, Any] | None = None
 
 
-class TailsFailed(Shape, frozen=True, tag_field="say", tag=True):
+class TailsFailed(Shape, frozen=True, tag_field="say", tag="Failed"):
     """The worker cannot go on."""
 
     kind: str
