@@ -350,8 +350,7 @@ class StoreRows:
 
     def close(self) -> None:
         """Close the open iterators; later reads and writes raise Closed."""
-        self.closed = True
-        self.limit()
+        self.end()
         while True:
             try:
                 opened = list(self.iterators)
@@ -369,6 +368,10 @@ class StoreRows:
         """
         # Before `closed`, which other threads test: they must find the reason with it.
         self.fenced = why
+        self.end()
+
+    def end(self) -> None:
+        """Let later reads and writes raise Closed."""
         self.closed = True
         self.limit()
 

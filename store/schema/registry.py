@@ -80,7 +80,7 @@ class Registry:
             if self._closed:
                 raise Closed(f"schema registry {self.where} is closed: declare the serde with another Registry")
             if self._client is None:
-                make = required("standfast.store.schema.client").Client
+                make = required("standfast.store.schema.client").RegistryClient
                 made: RegistryClient = refusing(
                     f"schema registry {self.where}", lambda: make(self._settings, self.where)
                 )

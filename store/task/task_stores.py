@@ -135,7 +135,8 @@ class TaskStores:
         try:
             self.cut = self._load()
             self._create_families(app, shared)
-            self.stores: dict[str, AnyStore] = {one.name: self._open_store(one, self.buffer) for one in specs}
+            own = self.specs.values()  # with the form of keys that the stored definitions say
+            self.stores: dict[str, AnyStore] = {one.name: self._open_store(one, self.buffer) for one in own}
         except BaseException:
             self.engine.close()
             raise
@@ -507,8 +508,7 @@ class TaskStores:
             rows.fence(why)
 
     def close(self) -> None:
-        """Close iterators and the database, and forget buffered rows. Closing twice is fine: the second call completes
-        a close that a signal handler interrupted."""
+        """Close iterators and the database, and forget buffered rows. A second call completes an interrupted one."""
         with self._writing:  # a commit of another thread is whole or has not begun
             self._close()
 
@@ -516,7 +516,7 @@ class TaskStores:
         """As in `forks.Owned`; called by its task."""
         self.closed, self._writing = True, threading.RLock()
         for store in self.stores.values():
-            store.rows.closed = True
+            store.rows.end()
 
     def _close(self) -> None:
         self.closed = True

@@ -142,7 +142,7 @@ def test_workers_of_one_machine_share_what_one_of_them_fetches(bucket: Bucket, t
     child = (
         "import sys, tempfile; tempfile.tempdir = sys.argv[2]; "
         "from standfast.replication.offsets import TaskId; from standfast.restore.spark.places import *; "
-        "place = Place('app', TaskId(0, 0), sys.argv[1], run='r2')\n"
+        "place = TaskPlace('app', TaskId(0, 0), sys.argv[1], run='r2')\n"
         "with open_place(place, 'kv') as one: print(len(list(one.store.logical_rows())))"
     )
     workers = [
