@@ -172,6 +172,7 @@ class _Run:
             stack.enter_context(outside_of(world, log, self.disks, self.bucket))
             stack.enter_context(SimFiles(self.disks).watched())
             stack.enter_context(_told(world, self.folder, self.history))
+            stack.callback(self._end_all)  # in a world that raises, too
             self.hand = Hand(world, log)
             make = Instance
             if plan.hosting == OWN_CONSUMER:
@@ -422,13 +423,17 @@ class _Run:
         if not scheduler.run_until(lambda: all(one.done for one in running), scheduler.now_ms + REST_MS):
             late = [one for one in running if not one.done]
             self.history.alarm("end", f"a clean end takes longer than {REST_MS} ms: {late}")
-        for actor in list(scheduler.actors):
-            scheduler.end(actor)
-        for disk in self.disks:
-            disk.end_process()
+        self._end_all()
         for one in running:
             if one.error is not None:
                 self._judge_error(repr(one), one.error)
+
+    def _end_all(self) -> None:
+        """End what still runs: a frame that were left would close its files later, when others have their numbers."""
+        for actor in list(self.world.scheduler.actors):
+            self.world.scheduler.end(actor)
+        for disk in self.disks:
+            disk.end_process()
 
     def _judge(self) -> None:
         plan, hand, alarms = self.plan, self.hand, self.history.alarms
