@@ -6,7 +6,7 @@
     takeover      the kill of A and the take-over of its tasks (course.py)
     returned      the same as `joined`, of A after it came back
     board         the live board at the end
-    stores        each store against the plain computation, with its digest; finals: results against it (compare.py)
+    stores        each store against the plain computation, with its digest; finals: results against it (check.py)
     committed, verify, cold_restore    the other checks (check.py)
     spark         the run of Spark (spark.py); null: it was left out
 

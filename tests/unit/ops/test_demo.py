@@ -1,4 +1,4 @@
-"""The demo: its data, its feeder, what it sees of the log, its card, its folder and its processes.
+"""The demo: its data, its feeder, its view of the log, its card, its folder and its processes.
 
 Rules of this file: no whole run (see `test_demo_run.py`); results are made by hand.
 """
