@@ -18,12 +18,12 @@ from statistics import quantiles
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
+from repo.test_names import METHODS_MAX, large  # noqa: E402
 from repo.test_tidy import ROOMS, Source  # noqa: E402
 from repo.test_tidy_folders import check_cycles, folder_graph  # noqa: E402
 
 from support.prose import code_lines, comments_of  # noqa: E402
 
-METHODS_MAX = 25
 KEYED = re.compile(r"(?:dict|set|list|deque|frozenset|Mapping|Collection|Sequence)\[TaskId\b")
 
 
@@ -59,18 +59,6 @@ def keyed_by_task(source: Source) -> int:
     return sum(KEYED.search(ast.unparse(one.annotation)) is not None for one in fields)
 
 
-def large_classes(source: Source) -> int:
-    """Classes of more than METHODS_MAX methods, without properties and special ones."""
-    classes = [one for one in source.nodes if isinstance(one, ast.ClassDef)]
-    return sum(sum(map(is_method, one.body)) > METHODS_MAX for one in classes)
-
-
-def is_method(node: ast.stmt) -> bool:
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or node.name.startswith("__"):
-        return False
-    return not any(re.search(r"property|setter", ast.unparse(one)) for one in node.decorator_list)
-
-
 def figures() -> dict[str, object]:
     """Each figure by what it is of."""
     every = sources()
@@ -96,7 +84,7 @@ def figures() -> dict[str, object]:
         "files of product": f"{len(product)} in {len(folders)} folders",
         "fullest folder": f"{fullest}, {files} files",
         "longest file": f"{longest.path}, {lines_of(longest.text)} lines",
-        "classes": f"{sum(map(large_classes, product))} with more than {METHODS_MAX} methods",
+        "classes": f"{len(large(product))} with more than {METHODS_MAX} methods",
         "keyed by task": f"{sum(map(keyed_by_task, product))} attributes",
         "functions": f"{len(functions)}, p50 {int(quantiles(functions, n=100)[49])} lines, "
         f"p95 {int(quantiles(functions, n=100)[94])}, longest {max(functions)}",

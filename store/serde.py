@@ -135,7 +135,7 @@ def quick(serialize: Callable[[Any], Raw]) -> Callable[[Any], Raw]:
 
     Measured: a call of this one for bytes costs 30 ns, one of `_bytes_to_raw` 90.
     """
-    return QUICK_BYTES if serialize is _bytes_to_raw else serialize
+    return QUICK_BYTES if is_plain(serialize) else serialize
 
 
 def is_plain(serialize: Callable[[Any], Raw]) -> bool:

@@ -78,13 +78,16 @@ class History:
         One that was taken over and does not know it yet reads old rows: whatever it writes is fenced. `owns`: whether
         the task is its own.
         """
-        if partition in self.given_up | self.late or (self._truth.deletes and not self.exact):
+        if self._is_excused(partition) or (self._truth.deletes and not self.exact):
             return  # a record that is processed again may meet the delete between
         right = self._truth.before(partition, number)
         if (before < right or (self.exact and before > right)) and owns():
             which = "less" if before < right else "more"
             record = f"record {number} of partition {partition}"
             self.alarm("row", f"{who} counts {before} before {record}: {which} than {right}")
+
+    def _is_excused(self, partition: int) -> bool:
+        return partition in self.given_up or partition in self.late
 
     def commit(self, topic: str, partition: int, offset: int) -> None:
         """A process knows of a commit: the log must have it, or a later one, from now on."""
@@ -134,7 +137,7 @@ class History:
 
         At least once a process that was taken over may still append counts to a log like Kafka: the largest one counts.
         """
-        if partition in self.given_up | self.late:
+        if self._is_excused(partition):
             return
         plain, logged = self._counts.setdefault(partition, (Counter(), Counter()))
         touched: dict[str, None] = {}

@@ -6,7 +6,7 @@
     hang, age     ──> the log's transactions end late; days pass
     a task refuses to open for CONSENT_MS ──> its instance starts again with the consent of a person
 
-A person accepts what was done to a topic, and an empty log beside rows that damage made unreadable: no such row can be
+A person accepts a cut or replaced topic, and an empty log beside rows that damage made unreadable: no such row can be
 one that the log lacks, which the product cannot know.
 
 Rules of this file: the world's own hand. Rows that a person gave up after a topic was cut or replaced are judged by no

@@ -185,7 +185,7 @@ class _Run:
             world.states_of = lambda machine: self.instances[machine.number].states()
             world.on_fault = self._on_fault
             log.on_write, log.on_claim = self.history.wrote, self._claimed
-            log.on_late = lambda name: self.history.late.add(int(name.rpartition("-")[2]))
+            log.on_late = lambda name: _note(self.history.late, name)
             self.operators = Operators(
                 plan, world, self.hand, self.instances, self._restarts, self.history, self._until
             )
@@ -353,9 +353,8 @@ class _Run:
         machine = self.world.machine()
         if before is None or machine is None or before.member_id == taken.member_id:
             return
-        partition = name.rpartition("-")[2]  # or it is the leader's id
-        if self.log.kafka and not self.history.exact and partition.isdigit():
-            self.history.unfenced.add(int(partition))  # an offset alone, without a transaction, is not fenced there
+        if self.log.kafka and not self.history.exact:
+            _note(self.history.unfenced, name)  # an offset alone, without a transaction, is not fenced there
         lease = self.hand.log.group(before.group).leases.get(before.member_id)
         if lease is None or lease.deadline_ms <= self.world.monotonic_ms():
             return
@@ -446,6 +445,13 @@ class _Run:
             for who, store, at, rows in instance.rows():
                 end = hand.log.partition(at).end
                 alarms += self.history.folded(who, store, rows, at, changes(hand.log, at), end)
+
+
+def _note(partitions: set[int], name: str) -> None:
+    """Add the partition of the task with this transactional id; the leader's id has none."""
+    partition = name.rpartition("-")[2]
+    if partition.isdigit():
+        partitions.add(int(partition))
 
 
 def _text(raw: bytes | None) -> str:

@@ -139,7 +139,7 @@ class KafkaWriter(SimWriter):
         self._check_sizes(rows)
 
         def effect() -> dict[TopicPartition, int]:
-            if self._owner is not None and self._log.group(self._owner.group).owners.get(self._name) != self._owner:
+            if self._owner is not None and self._look() != self._owner:
                 self._log.on_late(self._name)
             return self._log.append(rows, None)
 
@@ -243,9 +243,11 @@ class KafkaWriter(SimWriter):
             raise self._lost_to(held)
 
     def _held(self) -> Owner | None:
+        return self._access.call("log.owner", self._look)
+
+    def _look(self) -> Owner | None:
         assert self._owner is not None
-        group = self._owner.group
-        return self._access.call("log.owner", lambda: self._log.group(group).owners.get(self._name))
+        return self._log.group(self._owner.group).owners.get(self._name)
 
     def _refused(self) -> Fenced | Unavailable:
         """Why the broker refuses this writer: a newer one, or a transaction that took too long."""
