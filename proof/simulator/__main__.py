@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from simulator.coverage import Coverage
+from simulator.lives import kinds_table, unseen
 from simulator.plan import Plan, draw_plan
 from simulator.run import Outcome, run, run_seed
 from simulator.shrink import shrink, story
@@ -37,6 +38,7 @@ def main() -> int:
     parser.add_argument("--standbys", type=int)
     parser.add_argument("--faults", metavar="0,2", help="only these faults of the seed; none: no fault")
     parser.add_argument("--trace", action="store_true", help="of one seed: print every call")
+    parser.add_argument("--scripts", type=Path, metavar="FILE", help="write the lives of tasks, each once")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found")
     args = parser.parse_args()
     return _one(_changed(draw_plan(args.seed), args), args) if args.seed is not None else _many(args)
@@ -51,8 +53,10 @@ def _one(plan: Plan, args: argparse.Namespace) -> int:
 
 def _many(args: argparse.Namespace) -> int:
     began, coverage, checkers, failed = time.monotonic(), Coverage(), Counter[str](), []
+    scripts: dict[str, int] = {}  # of lives: the first seed that shows each
     for outcome in _outcomes(range(args.first, args.first + args.seeds), args.jobs):
         coverage.add(outcome)
+        scripts = dict.fromkeys(outcome.scripts, outcome.plan.seed) | scripts
         if outcome.alarms:
             failed.append(outcome.plan.seed)
             checkers.update({alarm.checker for alarm in outcome.alarms})
@@ -61,9 +65,17 @@ def _many(args: argparse.Namespace) -> int:
                 print(story(shrink(outcome, run)), flush=True)
     took_s = time.monotonic() - began
     print(coverage.table())
+    print(f"{len(scripts)} scripts of lives, by what they show:\n{kinds_table(scripts)}")
     print(f"{args.seeds} seeds in {took_s:.0f} s, {len(failed)} failed: {failed[:20]} {dict(checkers)}")
+    if args.scripts:
+        args.scripts.write_text("".join(f"{script} | {seed}\n" for script, seed in sorted(scripts.items())))
     if args.json:
-        found = {"seeds": args.seeds, "failed": failed, "checkers": checkers, "missing": coverage.missing()}
+        found = {
+            "seeds": args.seeds,
+            "failed": failed,
+            "checkers": checkers,
+            "missing": coverage.missing() + unseen(scripts),
+        }
         args.json.write_text(json.dumps(found | {"took_s": took_s}, indent=1) + "\n")
     return 1 if failed else 0
 

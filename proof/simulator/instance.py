@@ -15,6 +15,7 @@ import standfast as sf
 from simulator.checkers import History
 from simulator.faults import Kind
 from simulator.hand import APP
+from simulator.lives import LifeListener
 from simulator.log import SimLog
 from simulator.plan import Plan
 from simulator.programs import declare, stores_of
@@ -62,6 +63,7 @@ class Instance:
         self.stopping = False
         self.changed = False  # whether the application here is a changed one
         self.replaces = False  # whether it takes over from instances of another program, at its next start
+        self._lives: Any = None
         self.accepts: Collection[str] = ()  # losses that a person has accepted, for its next start
         self._plan = plan
         self._world = world
@@ -75,7 +77,9 @@ class Instance:
         try:
             app.open(background=False)
             while not self.stopping:
-                if not app.poll_once():
+                done = app.poll_once()
+                self._lives.look()
+                if not done:
                     self.machine.sleep_ms(self._plan.idle_ms)
         except Exception:
             with suppress(Exception):  # the first error says why it ends
@@ -139,6 +143,11 @@ class Instance:
     def rebalance(self, *, expelled: bool) -> None:
         """Let the group of its own consumer begin a new generation, without this instance if it is `expelled`."""
 
+    def _listener(self) -> LifeListener:
+        shown = self._world.lives, repr(self.machine.process)
+        self._lives = listener = LifeListener(*shown, lambda: self.app and self.app.session)
+        return listener
+
     def _make(self) -> sf.App:
         plan, machine = self._plan, self.machine
         accepts, replaces, self.accepts, self.replaces = self.accepts, self.replaces, (), False
@@ -159,7 +168,7 @@ class Instance:
             accept_empty_log=LOG_EMPTY in accepts,
             accept_missing_history=HISTORY_MISSING in accepts,
             replace=replaces,
-            listeners=[witness, Failing(machine)],
+            listeners=[witness, self._listener(), Failing(machine)],
         )
 
         def hook() -> None:

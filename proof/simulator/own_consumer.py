@@ -54,6 +54,7 @@ class ConsumerInstance(Instance):
             while not self.stopping:
                 try:
                     self._turn(session, consumer, witness)
+                    self._lives.look()
                 except sf.Unavailable as error:
                     raise Unborne(str(error)) from error
             consumer.close()
@@ -91,7 +92,7 @@ class ConsumerInstance(Instance):
             clock=self.machine,
             snapshots=SNAPSHOTS if plan.snapshots else None,
             accept_empty_log=LOG_EMPTY in accepts,
-            listeners=[witness, Failing(self.machine)],
+            listeners=[witness, self._listener(), Failing(self.machine)],
         )
 
     def _consumer(self, session: sf.Session) -> SimConsumer:

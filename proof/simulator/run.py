@@ -61,13 +61,8 @@ REST_MS = 30_000  # of simulated time, from the last fault's end to rest
 FIRST_MS = 500  # from one start to the next one, at first
 STILL_MS = 500  # of rest, before the world is judged: what is in the log may be on its way to the rows
 FREE_BYTES = re.compile(r"[^ ]* has \d+ of \d+ bytes free: |: \d+ of \d+ bytes are free")  # of the real disk
-LOSSES = (
-    "stores_reset",
-    "store_dropped",
-    "directory_set_aside",
-    "import_interrupted",
-    "state_exchanged",
-)  # events of the product's log
+# Events of the product's log.
+LOSSES = ("stores_reset", "store_dropped", "directory_set_aside", "import_interrupted", "state_exchanged")
 MEMORY = Path("/dev/shm")  # noqa: S108  folders of its own in it
 
 
@@ -83,6 +78,7 @@ class Outcome:
     simulated_ms: int
     met: Counter[tuple[str, str]] = field(default_factory=Counter)
     states: Counter[tuple[str, str]] = field(default_factory=Counter)
+    scripts: Counter[str] = field(default_factory=Counter)
 
 
 def run(plan: Plan) -> Outcome:
@@ -213,9 +209,8 @@ class _Run:
         for alarm in self.history.alarms:
             world.tell(str(alarm))
         digest = hashlib.sha256("\n".join(world.trace).encode()).hexdigest()
-        return Outcome(
-            plan, self.history.alarms, digest, world.trace, world.events, int(world.now_ms), world.met, world.states
-        )
+        told = (digest, world.trace, world.events, int(world.now_ms))
+        return Outcome(plan, self.history.alarms, *told, world.met, world.states, world.lives.scripts)
 
     # --- the keeper: a process without a machine, which meets no fault, as the clients ---
 
@@ -263,6 +258,7 @@ class _Run:
         process = machine.process
         if process is not None and process.done:
             machine.process = None
+            self.world.lives.end(repr(process), "the process ends")
             self.disks[machine.number].end_process()
             self._damage(machine)
             if process.error is not None and not self.operators.bears(instance, process.error):
@@ -351,12 +347,14 @@ class _Run:
         """
         since_ms, self._claims[name] = self._claims.get(name, 0), self.world.monotonic_ms()
         machine = self.world.machine()
+        lease = None if before is None else self.hand.log.group(before.group).leases.get(before.member_id)
+        lives = lease is not None and lease.deadline_ms > self.world.monotonic_ms()
+        self.world.lives.claim(self.world.who(), name, before, taken, alive=lives)
         if before is None or machine is None or before.member_id == taken.member_id:
             return
         if self.log.kafka and not self.history.exact:
             _note(self.history.unfenced, name)  # an offset alone, without a transaction, is not fenced there
-        lease = self.hand.log.group(before.group).leases.get(before.member_id)
-        if lease is None or lease.deadline_ms <= self.world.monotonic_ms():
+        if lease is None or not lives:
             return
         placements = self.log.find(PLACEMENTS)
         withheld = placements is not None and placements.visible(self.world.monotonic_ms()) < placements.end
@@ -431,6 +429,7 @@ class _Run:
         """End what still runs: a frame that were left would close its files later, when others have their numbers."""
         for actor in list(self.world.scheduler.actors):
             self.world.scheduler.end(actor)
+            self.world.lives.end(repr(actor), "the process ends")
         for disk in self.disks:
             disk.end_process()
 
@@ -471,6 +470,7 @@ def _told(world: World, folder: Path, history: History) -> Iterator[None]:
                 one = getattr(record, "store", None)
                 stores = getattr(record, "stores", None if one is None else [one])
                 history.lost(machine.number, str(getattr(record, "task")), stores)  # noqa: B009
+            world.lives.line(world.who(), record)
             (world.event if record.levelno >= logging.WARNING else world.tell)(text)
 
     handler, before = Handler(), (logger.level, logger.propagate)

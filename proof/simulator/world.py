@@ -18,6 +18,7 @@ from typing import TypeVar
 from simulator.calls import ProcessEnded
 from simulator.draws import Draws
 from simulator.faults import PROCESS_ENDS, Fault, Kind, family_of
+from simulator.lives import Lives
 from simulator.scheduler import Actor, Scheduler
 from standfast.store.errors import Unavailable
 
@@ -83,6 +84,7 @@ class World:
         self.met: Counter[tuple[str, str]] = Counter()
         self.states: Counter[tuple[str, str]] = Counter()
         self.refused: Counter[str] = Counter()  # calls of processes that had ended, none of which had an effect
+        self.lives = Lives()
         self.looking = False  # a judge reads what a process has: no call of that process
         self.on_fault: Callable[[Fault, Machine], None] = lambda fault, machine: None
         self.states_of: Callable[[Machine], set[str]] = lambda machine: set()

@@ -7,8 +7,17 @@ from pathlib import Path
 from support.prose import code_lines
 
 SIMULATOR = Path(__file__).parents[2] / "proof/simulator"
-# Planted bugs, workloads, the command and its table are no part of world, checkers and shrinking.
-APART = {"planted.py", "programs.py", "own_consumer.py", "instance.py", "client.py", "coverage.py", "__main__.py"}
+# Planted bugs, workloads, scripts of lives, the command and its table are no part of world, checkers and shrinking.
+APART = {
+    "planted.py",
+    "programs.py",
+    "own_consumer.py",
+    "instance.py",
+    "client.py",
+    "coverage.py",
+    "lives.py",
+    "__main__.py",
+}
 MOST = 4_000
 
 

@@ -17,6 +17,14 @@ PROOF = Path(__file__).resolve().parents[2] / "proof"
 SEEDS = 500
 SOME = (3, 4, 6)  # the last one under a consumer of its own
 
+LIVES = Path(__file__).with_name("lives.txt")
+
+
+def scripts(path: Path) -> dict[str, str]:
+    """The scripts of a file, each with the first seed that shows it."""
+    lines = (line.rpartition(" | ") for line in path.read_text(encoding="utf-8").splitlines())
+    return {script: seed for script, _, seed in lines}
+
 
 def simulate(*arguments: str, **variables: str) -> str:
     """Run `python -m simulator` in a process of its own; returns its output."""
@@ -33,11 +41,16 @@ def simulate(*arguments: str, **variables: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_no_promise_is_broken_in_many_worlds(tmp_path: Path):
-    told = simulate("--seeds", str(SEEDS), "--jobs", "2", "--json", str(tmp_path / "found"))
+def test_no_promise_is_broken_in_many_worlds_and_tasks_live_as_before(tmp_path: Path):
+    files = ("--json", str(tmp_path / "found"), "--scripts", str(tmp_path / "lives"))
+    told = simulate("--seeds", str(SEEDS), "--jobs", "2", *files)
     found = json.loads((tmp_path / "found").read_text())
     assert (found["seeds"], found["failed"]) == (SEEDS, []), told
     assert found["missing"] == [], told  # kinds of faults that did not meet a kind of call, or a state
+    known, lives = scripts(LIVES), scripts(tmp_path / "lives")
+    differ = [f"new: {one} | {lives[one]}" for one in sorted(lives.keys() - known.keys())]
+    differ += [f"gone: {one} | {known[one]}" for one in sorted(known.keys() - lives.keys())]
+    assert differ == [], f"explain each, then write {LIVES} with --seeds {SEEDS} --scripts"
 
 
 @pytest.mark.long
