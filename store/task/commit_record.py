@@ -49,6 +49,13 @@ class StoreTimes(NamedTuple):
     sequence: int = 0
 
 
+class Unwritten(NamedTuple):
+    """Rows of unlogged stores, by family, left by a failed commit, with each store's stream time after it."""
+
+    rows: dict[str, dict[bytes, bytes | None]]
+    times: dict[str, StoreTimes]
+
+
 class Heads(NamedTuple):
     """The first offset of each kept span of a store, by the span's start, in the changelog with this topic id."""
 

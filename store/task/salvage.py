@@ -25,8 +25,8 @@ from standfast.store.rocks.opening import RocksShared, repair
 from standfast.store.rocks.seal import manifest_fault
 from standfast.store.rocks.wal import cut_off, wal_damage, wal_files
 from standfast.store.specs import StoreSpec
-from standfast.store.task.commit_record import CUT_KEY, STORES_KEY, CommitRecord, StoreTimes, decode_record
-from standfast.store.task.task_stores import TaskStores, Unwritten
+from standfast.store.task.commit_record import CUT_KEY, STORES_KEY, CommitRecord, StoreTimes, Unwritten, decode_record
+from standfast.store.task.task_stores import TaskStores
 from standfast.store.types.segments import store_of_family
 from standfast.store.types.versioned import versions_in
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakSet
 
 from standfast.store import files
@@ -46,6 +46,7 @@ from standfast.store.task.commit_record import (
     STORES_KEY,
     CommitRecord,
     StoreTimes,
+    Unwritten,
     decode_ingesting,
     decode_record,
     encode_copying,
@@ -65,13 +66,6 @@ WRITE_STOPPED = "is-write-stopped"  # RocksDB waits for compaction before it tak
 # So many new families cost less by another opening that creates all (measured: 30 ms) than one by one (6 ms each).
 OPENED_AGAIN_FOR = 8
 PREPARED_ROWS_MIN = 100  # fewer rows take less time than it takes to prepare them apart
-
-
-class Unwritten(NamedTuple):
-    """Rows of stores without a log that a commit could not write, and these stores' times after them."""
-
-    rows: FamilyRows
-    times: dict[str, StoreTimes]
 
 
 class TaskStores:

@@ -59,7 +59,7 @@ from standfast.stream.runtime.starts import Starts
 from standfast.stream.session.session import SOURCE_READER, Session
 from standfast.stream.task.states import GONE, TaskState
 from standfast.stream.task.task import Outputs, Task
-from standfast.stream.task.waiting import LATER_MS, tell_refused, tell_waits
+from standfast.stream.tasks.attempts import LATER_MS, tell_refused, tell_waits
 from standfast.stream.topology.topology import Topology
 
 FETCH_RECORDS_MAX = LIMITS.loop_fetch_records

@@ -1,1 +1,1 @@
-"""Sessions: assignment of tasks, instances of a group, ownership and take-overs."""
+"""Sessions: assignment of tasks, instances of a group, and take-overs."""

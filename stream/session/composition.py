@@ -32,6 +32,7 @@ from standfast.stream.task.opener import TaskOpener
 from standfast.stream.task.readiness import Readiness
 from standfast.stream.task.settings import SessionSettings
 from standfast.stream.task.statistics import SessionCounters
+from standfast.stream.tasks.life import Lives
 
 
 def without_caches(groups: dict[int, TaskGroup]) -> None:
@@ -97,6 +98,7 @@ def make_instance(
         counters=counters,
         progress=progress,
         closings=Closings(threads),
+        lives=Lives(),
     )
     return Instance(
         opener,

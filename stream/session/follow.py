@@ -19,7 +19,7 @@ from standfast.store.log import as_event, logger
 from standfast.stream.session.take_over import Holder
 from standfast.stream.task.settings import WARM_LAG_RECORDS
 from standfast.stream.task.states import GONE, TaskState
-from standfast.stream.task.waiting import WAITS
+from standfast.stream.tasks.attempts import WAITS
 
 FOLLOW_TICK_MS = 500
 RETAKE_MS = 2_000  # an owner that is alive and has not run its task for so long counts as having given it up
@@ -55,8 +55,8 @@ class GroupFollower:
         owners = writers.owners(instance.tasks.keys() | self.wanted)
         writers.give_way(instance.tasks, owners)
         held = instance.tasks
-        instance.waiting.keep(self.wanted)
-        due = [one for one in sorted(self.wanted) if not instance.waiting.holds_back(one)]
+        instance.lives.keep(self.wanted)
+        due = [one for one in sorted(self.wanted) if not instance.attempts.holds_back(one)]
         writers.connect(one for one in due if one not in held or held[one].role == "standby")
         for task_id in due:
             task = instance.tasks.get(task_id)
@@ -66,7 +66,7 @@ class GroupFollower:
                 try:
                     instance.reopen(task_id)
                 except WAITS as waits:
-                    instance.waiting.add(task_id, waits)
+                    instance.attempts.later(task_id, waits)
                 except StandfastError as error:  # its owner's next call raises it; the other tasks are served
                     logger.warning(
                         "task %s is not opened again: %s",

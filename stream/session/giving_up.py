@@ -12,49 +12,31 @@ Rules of this file: driven by the placement under the session's lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from standfast.replication.offsets import TaskId
 from standfast.replication.pauses import Left
-from standfast.store.clock import Clock
 from standfast.stream.task.states import TaskState
 from standfast.stream.task.task import Task
+from standfast.stream.tasks.life import Lives
 
 
-class GivenUp:
-    """The tasks that are open here, and that others may open."""
+def give(lives: Lives, task: Task, now_ms: int) -> bool:
+    """Give a task up; False if it must be closed first, or was given up before."""
+    life = lives[task.id]
+    if life.given or not is_committed(task):
+        return False
+    life.left, life.given = Left(task.last_commit_ms, now_ms - task.last_commit_ms), True
+    return True
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._left: dict[TaskId, Left] = {}
 
-    def __contains__(self, task_id: object) -> bool:
-        return task_id in self._left
-
-    @property
-    def left(self) -> Mapping[TaskId, Left]:
-        """Since when no instance processes them."""
-        return self._left
-
-    def add(self, task: Task) -> bool:
-        """Give a task up; False if it must be closed first, or was given up before."""
-        if task.id in self._left or not is_committed(task):
-            return False
-        self._left[task.id] = Left(task.last_commit_ms, self._clock.monotonic_ms() - task.last_commit_ms)
-        return True
-
-    def pop(self, task_id: TaskId) -> Left | None:
-        """Forget a task: it is closed, or comes back."""
-        return self._left.pop(task_id, None)
-
-    def add_all(self, tasks: Iterable[Task]) -> bool:
-        """Give up all active tasks of an instance that stops; False, and none, if one must be closed first."""
-        active = [one for one in tasks if one.role == "active" and one.state is TaskState.RUNNING]
-        if not all(map(is_committed, active)):
-            return False
-        for task in active:
-            self.add(task)
-        return True
+def give_all(lives: Lives, tasks: Iterable[Task], now_ms: int) -> bool:
+    """Give up all active tasks of an instance that stops; False, and none, if one must be closed first."""
+    active = [one for one in tasks if one.role == "active" and one.state is TaskState.RUNNING]
+    if not all(map(is_committed, active)):
+        return False
+    for task in active:
+        give(lives, task, now_ms)
+    return True
 
 
 def is_committed(task: Task) -> bool:

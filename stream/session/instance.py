@@ -41,7 +41,7 @@ from standfast.store.errors import (
 )
 from standfast.store.log import as_event, logger
 from standfast.store.process.tracebacks import clear_frames
-from standfast.store.task.task_stores import Unwritten
+from standfast.stream.loss import Loss, is_lost, reported_loss
 from standfast.stream.session.follow import FOLLOW_TICK_MS, GroupFollower
 from standfast.stream.session.local_part import LocalPart
 from standfast.stream.session.managed import ManagedPlacement
@@ -51,20 +51,21 @@ from standfast.stream.session.writers import Writers
 from standfast.stream.snapshots.keeper import SnapshotKeeper
 from standfast.stream.snapshots.parts import CheckpointParts
 from standfast.stream.task.groups import all_task_ids, program_of, shapes_of
-from standfast.stream.task.mending import Loss, flush, is_lost, reported_loss
+from standfast.stream.task.mending import flush
 from standfast.stream.task.opener import NOTHING, Opened, Ranges, TaskOpener
-from standfast.stream.task.ownership import lost_task
 from standfast.stream.task.readiness import PROMOTE, Readiness
 from standfast.stream.task.settings import SessionSettings
 from standfast.stream.task.states import GONE, TaskState
 from standfast.stream.task.statistics import SessionCounters
 from standfast.stream.task.task import Task
-from standfast.stream.task.waiting import WAITS
+from standfast.stream.tasks.attempts import WAITS
+from standfast.stream.tasks.commit_plan import lost_task
+from standfast.stream.tasks.life import Again
 
 TAKE_OVER_TICK_MS = 100
 ORDERED_TICK_MS = 500  # in a worker process: orders come at once, and a newer owner fences it at the log
 RESTORING_TICK_MS = 500  # the same beside a restore: measured on Kafka, a look every 100 ms took a tenth of its time
-AGAIN_TICK_MS = 500
+AGAIN_MS = 500  # between two openings of a task, while the log does not answer
 
 
 class Instance:
@@ -85,9 +86,8 @@ class Instance:
     ) -> None:
         self.app = opener.app
         self.tasks: dict[TaskId, Task] = {}
-        self.left: dict[TaskId, Left] = {}  # tasks that ran here and were given up in order
         self.writers = writers
-        self.ownership = writers.ownership
+        self.lives = readiness.lives
         self.membership = membership
         membership.plan = self._plan
         self.readiness = readiness
@@ -127,13 +127,7 @@ class Instance:
         self._take_over = TakeOver(self, settings.standby_replicas, allowed=settings.take_over)
         self._opener = opener
         self._clock = clock
-        self._next_again_ms = 0
-        # Closed because the log was unavailable: the reason to open them again, and the lost part of their state.
-        self._again: dict[TaskId, tuple[str, Loss]] = {}
-        self._returning: set[TaskId] = set()  # lost, and to become standbys again, as they were assigned
-        # Rows of failed tasks that are assigned again, though closed: the log has their commit, and no directory has.
-        self._unwritten: dict[TaskId, Unwritten] = {}
-        self._next_take_over_ms, self.waiting = 0, readiness.waiting
+        self._next_take_over_ms, self.attempts = 0, readiness.attempts
 
     def assign(
         self, active: Iterable[TaskId], standby: Iterable[TaskId], *, take_back: frozenset[TaskId] | None = None
@@ -141,7 +135,7 @@ class Instance:
         """Make exactly these the tasks of the process; others are closed, and held ones stay as they are.
 
         Of the tasks that another instance took over, those in `take_back` are taken back, None: all of them. The
-        others stay lost (`ownership.lost`), however recent the loss.
+        others stay lost (`Lives.lost`), however recent the loss.
         """
         wanted_active, wanted_standby = frozenset(active), frozenset(standby)
         both = wanted_active & wanted_standby
@@ -153,8 +147,8 @@ class Instance:
             if held:  # a task that commits nothing would not meet a newer owner at the log
                 self.writers.give_way(self.tasks, self.writers.owners(held))
             self._look_for_fenced(wanted_active)
-            stay_lost = wanted_active & self.ownership.lost.keys() - take_back
-        self.ownership.assign(wanted_active, wanted_standby, stay_lost=stay_lost)
+            stay_lost = wanted_active & self.lives.lost.keys() - take_back
+        self.lives.assign(wanted_active, wanted_standby, stay_lost=stay_lost)
         self._hold(wanted_active - stay_lost, wanted_standby)
 
     def _hold(self, wanted_active: frozenset[TaskId], wanted_standby: frozenset[TaskId]) -> None:
@@ -165,10 +159,9 @@ class Instance:
                 finally:
                     # Kept beyond the closed task: under exactly once only these rows complete the log's last commit.
                     # After the close, which waits for a commit of another thread.
-                    if task.stores.unwritten is not None:
-                        self._unwritten[task_id] = task.stores.unwritten
-        self._unwritten = {one: rows for one, rows in self._unwritten.items() if one in wanted_active}
-        self.waiting.keep(wanted_active, wanted_standby)
+                    if task.stores.unwritten is not None and task_id in wanted_active:
+                        self.lives[task_id].unwritten = task.stores.unwritten
+        self.lives.keep(wanted_active, wanted_standby)
         waits: Unavailable | None = None
         new = sorted(wanted_active - self._active())
         # All writers connect at once, because each takes a round trip to the broker.
@@ -178,7 +171,7 @@ class Instance:
             try:
                 self._run(task_id, self.writers.open(task_id, if_free=False), started_ms)
             except WAITS as error:
-                noted = self.waiting.add(task_id, error)
+                noted = self.attempts.later(task_id, error)
                 waits = waits or noted
         for task_id in sorted(wanted_standby):
             if task_id in self._active():
@@ -187,7 +180,7 @@ class Instance:
                 try:
                     self.open_standby(task_id)
                 except WAITS as away:
-                    noted = self.waiting.add(task_id, away, active=False)
+                    noted = self.attempts.later(task_id, away, active=False)
                     waits = waits or noted
         self.membership.publish()
         if waits is not None:
@@ -235,15 +228,16 @@ class Instance:
                 self._opener.progress.step(WORK)
         finally:  # the task is in no list any more, and an open one would keep the lock of its directory for good
             self.readiness.close_task(task)
-        if serves:
-            self.left.pop(task_id, None)  # so that the last one is at the end
-            self.left[task_id] = Left(began_ms, self._clock.monotonic_ms() - began_ms)
+        life = self.lives[task_id]
+        if serves and not life.given:  # else it was free from then on, and not only from its close on
+            life.left = Left(began_ms, self._clock.monotonic_ms() - began_ms)
+        life.given = False
 
     def adopt(self, added: Iterable[TaskId]) -> None:
         """Make these active here, beside the tasks that are, as the application's own consumer was assigned them."""
         self.leave_offsets()
         active, added = self._active(), frozenset(added)
-        self.ownership.adopt(added)
+        self.lives.adopt(added)
         if self.follower is not None:
             self.follower.wanted |= added
         try:
@@ -265,10 +259,7 @@ class Instance:
     def give_up(self, tasks: Iterable[TaskId]) -> None:
         """Give these up, because they are active elsewhere: uncommitted changes are discarded."""
         gone = frozenset(tasks)
-        self.ownership.give_back(gone)
-        for task_id in gone:
-            self._unwritten.pop(task_id, None)
-            self.waiting.drop(task_id)
+        self.lives.give_back(gone)
         if self.follower is not None:
             self.follower.wanted -= gone
         for task_id in gone & self._active():
@@ -283,10 +274,10 @@ class Instance:
         """
         started_ms = self._clock.monotonic_ms()
         # Read before `reopen` ends the loss, so that a failed opening can record the loss again.
-        why = self.ownership.why_lost(task_id)
-        self.ownership.reopen(task_id)
+        life, why = self.lives[task_id], self.lives.why_lost(task_id)
+        life.named()
         task = self.tasks.get(task_id)
-        if task is not None and task.role == "standby" and task_id not in self.ownership.wanted:
+        if task is not None and task.role == "standby" and not life.wanted:
             self._reopen_standby(task)
             return
         promotes = task is not None and task.role == "standby" and task.state not in GONE
@@ -314,14 +305,14 @@ class Instance:
         if task.state in GONE:
             self.readiness.tailer.remove(task.id, "reopened")
             task.close()
-            self.open_standby(task.id, loss=Loss.unnoted(task.stores, task.error))
+            self.open_standby(task.id, loss=Loss.unnoted(task.stores.damaged, task.error))
 
     def _not_reopened(self, task_id: TaskId, error: StandfastError, why: str | None) -> None:
         """Leave the task closed with its error, or lost; one that was assigned and never opened stays absent."""
         task = self.tasks.get(task_id)
         if task is None:
             if why is not None:
-                self.ownership.lose(task_id, why)
+                self.lives.lose(task_id, why)
         elif task.state in GONE:
             task.error = error
             self.readiness.keep_shut(task_id, error)
@@ -344,14 +335,13 @@ class Instance:
                 logger.warning("task %s is opened again: %r interrupted its reading", task_id, error, extra=about)
                 self.readiness.remove(task_id, "failed")
                 task.fail(error)
-                self._again[task_id] = (RESUME, NOTHING)
+                self.attempts.soon(task_id, str(error), 0, active=task.role == "active", again=Again(RESUME))
         clear_frames(error)
 
     def _round(self) -> int:
         now_ms = self._clock.monotonic_ms()
         self._monitor_failed()
         self._try_again(now_ms)
-        self._return_to_standby()
         readiness, membership = self.readiness, self.membership
         restored = readiness.restore_round(now_ms)
         self._handle(restored.failed)
@@ -396,7 +386,7 @@ class Instance:
     def is_settled(self) -> bool:
         """Whether no task is on its way to another state, or to this instance."""
         waits = self.managed is not None and self.managed.waits_for_owner
-        return not (waits or self._again or self._returning or self.readiness.restorer.tasks)
+        return self.lives.is_settled and not (waits or self.readiness.restorer.tasks)
 
     def follow_now(self) -> None:
         """Decide about tasks in the next round, and not after the interval."""
@@ -446,15 +436,16 @@ class Instance:
 
     def _open_active(self, task_id: TaskId, writer: LogWriter, started_ms: int) -> None:
         before = self.tasks.get(task_id)
-        unwritten = self._unwritten.get(task_id) if before is None else before.stores.unwritten
+        life = self.lives[task_id]
+        unwritten = life.unwritten if before is None else before.stores.unwritten
         try:
-            loss = NOTHING if before is None else Loss.unnoted(before.stores, before.error)
+            loss = NOTHING if before is None else Loss.unnoted(before.stores.damaged, before.error)
             opened = self._opener.open(task_id, owner=True, loss=loss, unwritten=unwritten)
         except BaseException:
             writer.close()
             raise
         self._started(opened)
-        self._unwritten.pop(task_id, None)
+        life.unwritten = None
         opened.task.open_writer(writer)
         self._restore(opened, started_ms, opened.why("assign"))
 
@@ -464,12 +455,12 @@ class Instance:
 
     def try_standby(self, task_id: TaskId) -> None:
         """`open_standby` for placements, which continue: a refused task stays closed here, with its rows."""
-        if self.waiting.holds_back(task_id):
+        if self.attempts.holds_back(task_id):
             return
         try:
             self.open_standby(task_id)
         except (*WAITS, Held) as away:
-            self.waiting.add(task_id, away, active=False)
+            self.attempts.later(task_id, away, active=False)
         except (StateLost, Corruption) as refused:
             logger.error(
                 "task %s cannot be a standby here, its rows stay: %s",
@@ -481,7 +472,7 @@ class Instance:
 
     def _stand_by_for(self, opened: Opened) -> None:
         self._started(opened)
-        self.waiting.drop(opened.task.id)
+        self.lives.drop(opened.task.id)
         try:
             opened.task.tell_lost(opened.lost.values())
             self.readiness.stand_by(opened.task)
@@ -533,7 +524,7 @@ class Instance:
 
     def _restore(self, opened: Opened, started_ms: int, why: str) -> None:
         task = opened.task
-        self.waiting.drop(task.id)
+        self.lives.drop(task.id)
         try:
             task.tell_lost(opened.lost.values())
             self.readiness.restore(
@@ -573,21 +564,19 @@ class Instance:
                 self._lose(task_id, str(task.error))
 
     def _try_again(self, now_ms: int) -> None:
-        """Open the tasks again that were closed because the log did not answer."""
-        if not self._again or now_ms < self._next_again_ms:
-            return
-        self._next_again_ms = now_ms + AGAIN_TICK_MS
-        # Emptied first: tasks that fail again are added during the loop.
-        waiting, self._again = self._again, {}
-        for task_id, (reason, loss) in waiting.items():
-            if self.waiting.holds_back(task_id):
-                self._again[task_id] = (reason, loss)
-            elif task_id in self.tasks and self.tasks[task_id].state in GONE:
-                self._start_over(task_id, reason, loss, now_ms)
+        """Open the tasks again that are due: the log did not answer, or they were lost and are assigned as standbys."""
+        for task_id, again in self.lives.due(now_ms):
+            self.lives.drop(task_id)  # one by one: if this one raises, the others are still due
+            task = self.tasks.get(task_id)
+            if task is None:
+                self._return_to_standby(task_id, again)
+            elif task.state in GONE:
+                self._start_over(task_id, again.reason, again.loss, now_ms)
 
     def _fail_for_now(self, task: Task, error: Unavailable, reason: str) -> None:
+        again = Again(reason)
         if isinstance(error, WAITS):
-            self.readiness.put_off(task, error)
+            self.readiness.put_off(task, error, again)
         else:
             logger.warning(
                 "task %s is opened again when the log answers: %s",
@@ -595,8 +584,8 @@ class Instance:
                 error,
                 extra=as_event("task_waits_for_log", task=task.id),
             )
+            self.attempts.soon(task.id, str(error), 0, active=task.role == "active", again=again)
         task.fail(error)
-        self._again[task.id] = (reason, NOTHING)
 
     def _lose(self, task_id: TaskId, why: str) -> None:
         """A newer owner has the task: close it, and open its standby again where that was assigned or is shared out."""
@@ -607,9 +596,7 @@ class Instance:
             extra=as_event("task_fenced", task=task_id),
         )
         self.counters.fenced += 1
-        self.ownership.lose(task_id, why)
-        self._unwritten.pop(task_id, None)
-        self.waiting.drop(task_id)
+        self.lives.lose(task_id, why)
         # It may have been restoring still: reading on for an absent task fails the whole instance.
         self.readiness.remove(task_id, "fenced")
         self.readiness.forget(task_id)
@@ -617,37 +604,25 @@ class Instance:
         if task is not None:
             task.fail(Fenced(why))
             task.close()
-        if task_id in self.ownership.standby and self.shared is None:
-            self._returning.add(task_id)
+        if self.lives[task_id].standby and self.shared is None:
+            self.attempts.soon(task_id, why, 0, active=False, again=Again("returned"))
         self.membership.publish()
 
-    def _return_to_standby(self) -> None:
-        """Open standbys again of tasks that were assigned as standbys, were promoted here and lost to another owner."""
-        for task_id in sorted(self._returning & self.ownership.standby - self.tasks.keys()):
-            if self.waiting.holds_back(task_id):
-                continue
-            try:
-                self.open_standby(task_id)
-            except WAITS as away:
-                self.waiting.add(task_id, away, active=False)
-                continue
-            except Unavailable as error:
-                logger.warning(
-                    "the standby of task %s is opened again when possible: %s",
-                    task_id,
-                    error,
-                    extra=as_event("standby_waits", task=task_id),
-                )
-                return  # the others need the log, too
-            except StandfastError as error:
-                logger.error(
-                    "the standby of task %s cannot be opened again: %s",
-                    task_id,
-                    error,
-                    extra=as_event("standby_not_reopened", task=task_id),
-                )
-            self._returning.discard(task_id)
-        self._returning &= self.ownership.standby - self.tasks.keys()
+    def _return_to_standby(self, task_id: TaskId, again: Again) -> None:
+        """Open the standby of a task again that was assigned so, was promoted here and lost to another owner."""
+        if not self.lives[task_id].standby:
+            return
+        try:
+            self.open_standby(task_id)
+        except WAITS as away:
+            self.attempts.later(task_id, away, active=False, again=again)
+        except Unavailable as error:
+            about = as_event("standby_waits", task=task_id)
+            logger.warning("the standby of task %s is opened again when possible: %s", task_id, error, extra=about)
+            self.attempts.soon(task_id, str(error), AGAIN_MS, active=False, again=again)
+        except StandfastError as error:
+            about = as_event("standby_not_reopened", task=task_id)
+            logger.error("the standby of task %s cannot be opened again: %s", task_id, error, extra=about)
 
     def _handle(self, failed: Mapping[TaskId, StandfastError]) -> None:
         for task_id, error in failed.items():
@@ -677,7 +652,7 @@ class Instance:
             error,
             extra=as_event("state_lost", task=task_id, reason=reason),
         )
-        loss = reported_loss(self.tasks[task_id].applier, error)
+        loss = reported_loss(self.tasks[task_id].applier.changelogs, error)
         self._start_over(task_id, reason, loss, self._clock.monotonic_ms())
 
     def _start_over(self, task_id: TaskId, reason: str, loss: Loss, started_ms: int) -> None:
@@ -719,11 +694,12 @@ class Instance:
     def _stays_closed(self, task: Task, reason: str, loss: Loss, error: StandfastError) -> None:
         """Keep a refused task closed with its error (its rows may be the last copy); after Unavailable, try later."""
         task.error = error
-        if isinstance(error, Unavailable):
-            self._again[task.id] = (reason, loss)
+        active, again = task.writer is not None, Again(reason, loss)
         if isinstance(error, WAITS):
-            self.waiting.add(task.id, error, active=task.writer is not None)
+            self.attempts.later(task.id, error, active=active, again=again)
         else:
+            if isinstance(error, Unavailable):
+                self.attempts.soon(task.id, str(error), AGAIN_MS, active=active, again=again)
             logger.error(
                 "task %s cannot be opened again: %s", task.id, error, extra=as_event("task_not_reopened", task=task.id)
             )
@@ -735,10 +711,10 @@ class Instance:
     def absent(self) -> dict[TaskId, str]:
         """Tasks that are to be active here and are not, and why; where tasks are shared, those that wait."""
         here = {task_id for task_id, task in dict(self.tasks).items() if task.role == "active"}
-        waiting = self.waiting.active()
-        wanted = self.ownership.wanted if self.shared is None else frozenset()
+        waiting = self.lives.awaited(active=True)
+        wanted = self.lives.wanted if self.shared is None else frozenset()
         return {
-            task_id: self.ownership.why_lost(task_id)
+            task_id: self.lives.why_lost(task_id)
             or "could not be opened yet" + (f" ({waiting[task_id]})" if task_id in waiting else "")
             for task_id in (wanted | waiting.keys()) - here
         }
@@ -750,7 +726,7 @@ class Instance:
     def check_lost(self) -> None:
         """Raise Fenced, or ListenerFailed, of a task that only the caller can bring back."""
         absent = self.absent() if self.follower is None else {}
-        for task_id in sorted(absent.keys() & self.ownership.lost.keys()):
+        for task_id in sorted(absent.keys() & self.lives.lost.keys()):
             raise lost_task(task_id, absent[task_id])
         for task in self.tasks.values():
             if task.role == "active" and isinstance(task.error, ListenerFailed):
@@ -760,7 +736,7 @@ class Instance:
         """Run a task; with `if_free` not while another live member owns it. A task that failed here stays as it is."""
         if task_id in self._active() or (task_id in self.tasks and self.tasks[task_id].state in GONE):
             return
-        if self.waiting.holds_back(task_id):
+        if self.attempts.holds_back(task_id):
             return
         started_ms = self._clock.monotonic_ms()
         try:
@@ -768,16 +744,16 @@ class Instance:
         except (Held, Fenced) as other:
             # Fenced: another instance claimed it after this one, and before the log let this one in. A standby stays
             # a standby; the next look at the group finds the owner.
-            self.waiting.drop(task_id)
+            self.lives.drop(task_id)
             logger.info("task %s: %s", task_id, other, extra=as_event("take_over_lost", task=task_id))
             return
         try:
             self._run(task_id, writer, started_ms)
         except (*WAITS, Held) as error:
-            self.waiting.add(task_id, error)
+            self.attempts.later(task_id, error)
             return
         except (StateLost, Corruption) as refused:
-            self.waiting.drop(task_id)
+            self.lives.drop(task_id)
             if self._ends_start(refused):
                 raise
             logger.error(

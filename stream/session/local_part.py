@@ -16,7 +16,7 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.pauses import Left
 from standfast.store.clock import Clock
 from standfast.store.log import as_event, logger
-from standfast.stream.session.giving_up import GivenUp
+from standfast.stream.session.giving_up import give, give_all
 from standfast.stream.session.take_over import Holder
 from standfast.stream.task.states import GONE, TaskState
 from standfast.stream.task.task import Task
@@ -76,27 +76,26 @@ class LocalPart:
         instance.readiness.gives_away = True
         self._clock = clock
         self._shares = shares
-        self._given = GivenUp(clock)
         self._next_leave_ms = 0
         self._opened_ms = -ACTIVES_FIRST_MS
 
     def follow(self, active: frozenset[TaskId], standby: frozenset[TaskId], is_free: Callable[[TaskId], bool]) -> None:
         """As in `InstancePart`."""
-        instance = self._instance
+        instance, lives = self._instance, self._instance.lives
         waiting, surplus, closes = [], [], False
         for task_id, task in list(instance.tasks.items()):
             if task.role == "active" and task_id in active:
                 task.leaving = False  # the move was taken back before the loop had let it go
-                self._given.pop(task_id)
+                lives[task_id].given = False
             elif task.role == "active" and task.looped and task.state is TaskState.RUNNING:
                 if not task.leaving:
                     waiting.append(task)
             elif task.role == "active":
-                if task_id in self._given:
+                if lives[task_id].given:
                     surplus.append(task_id)
                     continue
                 closes = True
-                if self._shares or not self._given.add(task):
+                if self._shares or not give(lives, task, self._clock.monotonic_ms()):
                     self._close(task_id)
                 else:
                     task.leaving = True  # others may open it at once: the loop neither runs it nor opens it again
@@ -104,9 +103,9 @@ class LocalPart:
                 surplus.append(task_id)
         self._let_go(waiting)
         held = instance.tasks
-        instance.waiting.keep(active)
+        lives.keep(active)
         coming = [one for one in sorted(active) if one not in held or held[one].role == "standby"]
-        coming = [one for one in coming if not instance.waiting.holds_back(one)]
+        coming = [one for one in coming if not instance.attempts.holds_back(one)]
         instance.writers.connect(coming)  # also for those that their owner still serves
         # `is_free` last: in a worker process it begins the opening that an order numbers.
         due = [one for one in coming if is_free(one)]
@@ -143,10 +142,10 @@ class LocalPart:
 
     def facts(self) -> InstanceFacts:
         """As in `InstancePart`."""
-        tasks = dict(self._instance.tasks)
+        tasks, lives = dict(self._instance.tasks), self._instance.lives
         active = frozenset(
             one for one, task in tasks.items()
-            if task.role == "active" and task.state not in GONE and one not in self._given
+            if task.role == "active" and task.state not in GONE and not lives[one].given
         )  # fmt: skip
         running = frozenset(one for one in active if tasks[one].state is TaskState.RUNNING)
         lags = {one: 0 for one, task in tasks.items() if task.state is TaskState.STANDBY}
@@ -154,8 +153,7 @@ class LocalPart:
             if tailed.task in lags:
                 lags[tailed.task] += tailed.lag
         since = {one: tasks[one].runs_since_ms for one in running}
-        gone = {**self._instance.left, **self._given.left}
-        left = {one: left for one, left in gone.items() if one not in active}
+        left = {one: left for one, left in lives.left.items() if one not in active}
         no_room = self._instance.readiness.room.reported
         return InstanceFacts(running, active - running, lags, since, left, no_room=no_room)
 
@@ -166,19 +164,18 @@ class LocalPart:
     def give_way(self, owners: Mapping[TaskId, str]) -> None:
         """As in `InstancePart`."""
         # Not those that it has given up: their new owner comes before they are closed here.
-        theirs = {task_id: owner for task_id, owner in owners.items() if task_id not in self._given}
+        theirs = {task_id: owner for task_id, owner in owners.items() if not self._instance.lives[task_id].given}
         self._instance.writers.give_way(self._instance.tasks, theirs)
 
     def give_up(self) -> bool:
         """As in `InstancePart`."""
-        return not self._shares and self._given.add_all(self._instance.tasks.values())
+        if self._shares:
+            return False
+        return give_all(self._instance.lives, self._instance.tasks.values(), self._clock.monotonic_ms())
 
     def _close(self, task_id: TaskId) -> None:
         logger.info("task %s leaves this instance", task_id, extra=as_event("task_left", task=task_id))
-        left = self._given.pop(task_id)
         self._instance.revoke(task_id)
-        if left is not None:
-            self._instance.left[task_id] = left  # it was free from then on, and not only from its close on
 
     def _let_go(self, waiting: Sequence[Task]) -> None:
         """Let the loop commit the next of the tasks that leave and end its run; the round after that closes it."""

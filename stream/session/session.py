@@ -512,7 +512,7 @@ class Session(Elsewhere, Closing):
         """
         with self._usable():
             task_id = task_id_of(partition)
-            if self._instance.ownership.why_lost(task_id) is None and task_id not in self._instance.absent():
+            if self._instance.lives.why_lost(task_id) is None and task_id not in self._instance.absent():
                 self._held(task_id)
             with letting_go():
                 self._instance.reopen(task_id)

@@ -20,9 +20,9 @@ from standfast.stream.session.instance import Instance
 from standfast.stream.source_gate import OpenTask
 from standfast.stream.source_offsets import checked_shape
 from standfast.stream.task.groups import TaskGroup, all_specs, all_task_ids
-from standfast.stream.task.ownership import CommitPlan, lost_task, plan_commit
 from standfast.stream.task.states import GONE, TaskState
 from standfast.stream.task.task import Task
+from standfast.stream.tasks.commit_plan import CommitPlan, lost_task, plan_commit
 
 
 class ReadView(NamedTuple):
@@ -108,7 +108,7 @@ def held_task(task_id: TaskId, instance: Instance, *, named_by_id: bool) -> Task
     """A task of this instance. Raises Fenced if it was taken over, InvalidRequest that names the tasks held."""
     task = instance.tasks.get(task_id)
     if task is None:
-        why = instance.ownership.why_lost(task_id)
+        why = instance.lives.why_lost(task_id)
         if why is not None:
             raise lost_task(task_id, why)
         absent = instance.absent()
@@ -136,7 +136,7 @@ def planned_commit(
     tasks = _in_reach(tasks, given)
     for task_id, task in tasks.items():
         if isinstance(task.error, Fenced):  # the instance notices it only in its next round
-            instance.ownership.lose(task_id, str(task.error))
+            instance.lives.lose(task_id, str(task.error))
     due = [
         task_id
         for task_id, task in tasks.items()
@@ -146,7 +146,7 @@ def planned_commit(
     waiting = {task_id: task.state.value for task_id, task in tasks.items() if task_id not in due}
     waiting |= dict.fromkeys(instance.absent(), "not open yet")
     again = [task_id for task_id in due if read(tasks[task_id])]
-    return plan_commit(given, due, waiting, instance.ownership, again=again, replayed=replayed)
+    return plan_commit(given, due, waiting, instance.lives, again=again, replayed=replayed)
 
 
 def _in_reach(tasks: Mapping[TaskId, Task], given: Collection[TaskId]) -> Mapping[TaskId, Task]:
@@ -168,7 +168,7 @@ def missing_lines(instance: Instance, now_ms: int) -> tuple[str, ...]:
     """The tasks that keep the restore gate shut, and their progress."""
     progress = {at.task: (one, at) for one, at in instance.readiness.restorer.progress(now_ms) if not at.done}
     lines = [why] if (why := instance.unplaced()) else []
-    waiting = instance.waiting.active()
+    waiting = instance.lives.awaited(active=True)
     lines += [f"task {task_id}: {why}" for task_id, why in sorted(instance.absent().items())]
     for task_id in instance.readiness.gate.missing():
         task = instance.tasks.get(task_id)

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.pauses import Left
 from standfast.replication.takeover import decide, plans, standby_wanted
 from standfast.stream.session.membership import Membership
 from standfast.stream.session.writers import Writers
 from standfast.stream.task.readiness import Readiness
 from standfast.stream.task.task import Task
-from standfast.stream.task.waiting import WaitingTasks
+from standfast.stream.tasks.attempts import Attempts
+from standfast.stream.tasks.life import Lives
 
 
 class Holder(Protocol):
@@ -27,12 +27,12 @@ class Holder(Protocol):
 
     app: str
     tasks: dict[TaskId, Task]
-    left: dict[TaskId, Left]
     shared: frozenset[TaskId] | None
     writers: Writers
     membership: Membership
     readiness: Readiness
-    waiting: WaitingTasks
+    lives: Lives
+    attempts: Attempts
     standbys_missing: int
 
     def take(self, task_id: TaskId, *, if_free: bool = True) -> None: ...
@@ -65,8 +65,8 @@ class TakeOver:
         writers.give_way(instance.tasks, owners)
         due = sorted(decide(member, members, owners, candidates, view.busy))
         here = (task_id for task_id, task in instance.tasks.items() if task.role == "active")
-        instance.waiting.keep({*due, *here, *writers.ownership.wanted})
-        due = [one for one in due if not instance.waiting.holds_back(one)]
+        instance.lives.keep({*due, *here, *instance.lives.wanted})
+        due = [one for one in due if not instance.attempts.holds_back(one)]
         writers.connect(due)
         for task_id in due:
             instance.take(task_id)

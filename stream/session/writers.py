@@ -3,8 +3,8 @@
     open ──> the log fences the former owner ──> owned here ──> another instance opens one ──> fenced: lost here
                                                      └── a newer owner is seen in the group ──> give_way ──┘
 
-A task has one transactional id, so the log itself lets only its last owner write; `ownership` (pure) keeps losses until
-the caller names the task again.
+A task has one transactional id, so the log itself lets only its last owner write; its life keeps a loss until the
+caller names the task again.
 
 Rules of this file: it opens writers and compares owners; the instance closes lost tasks. It knows no store.
 """
@@ -20,7 +20,6 @@ from standfast.replication.log import Group, Log, LogWriter
 from standfast.replication.offsets import TaskId
 from standfast.store.errors import Fenced
 from standfast.store.process.threads import THREADS, Threads
-from standfast.stream.task.ownership import Ownership
 from standfast.stream.task.states import GONE
 from standfast.stream.task.task import Task
 
@@ -31,7 +30,6 @@ class Writers:
     """The writers of an application's tasks, as one member opens them."""
 
     def __init__(self, log: Log, group: Group, app: str, member: str, threads: Threads = THREADS) -> None:
-        self.ownership = Ownership()
         self._threads = threads
         self._log = log
         self._group = group

@@ -53,13 +53,15 @@ from standfast.store.process.threads import Threads
 from standfast.store.rocks.opening import RocksShared
 from standfast.store.rocks.seal import never_opened
 from standfast.store.specs import StoreSpec
+from standfast.store.task.commit_record import Unwritten
 from standfast.store.task.state_dir import StateDir
-from standfast.store.task.task_stores import TaskStores, Unwritten
+from standfast.store.task.task_stores import TaskStores
+from standfast.stream.loss import Loss
 from standfast.stream.snapshot_counts import Downloads, SnapshotCounts
 from standfast.stream.snapshots.beginning import FromSnapshot, SnapshotsAway
 from standfast.stream.task.groups import TaskGroup
 from standfast.stream.task.key_forms import KeyForms
-from standfast.stream.task.mending import Loss, Mender
+from standfast.stream.task.mending import Mender
 from standfast.stream.task.planning import Planner, Plans, all_at_end, keep, lost_stores, settle
 from standfast.stream.task.rows_on_disk import RowsOnDisk
 from standfast.stream.task.settings import SessionSettings

@@ -33,7 +33,8 @@ from standfast.stream.task.opener import Ranges
 from standfast.stream.task.states import TaskState
 from standfast.stream.task.statistics import SessionCounters
 from standfast.stream.task.task import Task
-from standfast.stream.task.waiting import Wait, WaitingTasks
+from standfast.stream.tasks.attempts import Attempts, Wait
+from standfast.stream.tasks.life import Again, Lives
 
 STANDBY_TICK_MS = 500
 DISK_TICK_MS = 500
@@ -66,6 +67,7 @@ class Readiness:
         counters: SessionCounters,
         progress: LeaseProgress,
         closings: Closings,
+        lives: Lives,
     ) -> None:
         self.restorer = restorer
         self.tailer = tailer
@@ -80,7 +82,8 @@ class Readiness:
         self._clock = clock
         self._counters = counters
         self._progress = progress
-        self.waiting = WaitingTasks(clock)
+        self.lives = lives
+        self.attempts = Attempts(lives, clock)
         self.closings = closings
         self.gives_away = False  # whether tasks that leave a full disk go to other instances, which wait for that
         self._restores: dict[TaskId, _Restore] = {}
@@ -109,12 +112,12 @@ class Readiness:
             for close in (self.closings.join, self.tailer.close, self.restorer.close):
                 last.callback(close)
 
-    def put_off(self, task: Task, why: Wait) -> None:
+    def put_off(self, task: Task, why: Wait, again: Again) -> None:
         """Note a failed task for a later attempt."""
         if isinstance(why, NoRoom):
             self.room.refused(why)  # also of a thread that builds files
             self.remove(task.id, "no-room")  # its stores take no rows any more
-        self.waiting.add(task.id, why, active=task.role == "active")
+        self.attempts.later(task.id, why, active=task.role == "active", again=again)
 
     def restore(self, task: Task, ranges: Ranges, *, local_counts: bool, started_ms: int, why: str) -> None:
         """Replay a task's missing records, behind the gate. Raises Unavailable, ListenerFailed, Corruption of a log."""
@@ -146,7 +149,7 @@ class Readiness:
         if task_id in self.gate:
             self.gate.revoked([task_id])
         self._restores.pop(task_id, None)
-        self.waiting.drop(task_id)
+        self.lives.drop(task_id)
         self._note_gate()
 
     def keep_shut(self, task_id: TaskId, why: object) -> None:
@@ -190,7 +193,7 @@ class Readiness:
             for task_id, one in self._restores.items()
             if one.task.state is TaskState.RESTORING
             and task_id not in self.restorer.tasks
-            and not self.waiting.holds_back(task_id)
+            and not self.attempts.holds_back(task_id)
         ]
         failed: dict[TaskId, StandfastError] = {}
         if not whole:
@@ -200,7 +203,7 @@ class Readiness:
         except OffsetsOpen as error:
             held = [one for one in whole if any(map(one.task.is_source, error.partitions))]
             for one in held:
-                self.waiting.add(one.task.id, error)
+                self.attempts.later(one.task.id, error)
             whole = [one for one in whole if one not in held]
             if not held:
                 raise
@@ -264,7 +267,7 @@ class Readiness:
         one.task.move(TaskState.RUNNING)
         one.task.runs_since_ms = self._clock.monotonic_ms()
         del self._restores[task_id]
-        self.waiting.drop(task_id)
+        self.lives.drop(task_id)
         # Only now: until a task is whole its old directory may be the last copy of its rows.
         self._state_dir.drop_aside(str(task_id))
         counters, took_ms = self._counters, self._clock.monotonic_ms() - one.started_ms

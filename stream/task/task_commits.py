@@ -1,6 +1,6 @@
 """The commits of a session's tasks, one after the other, and the offsets that a commit did not reach.
 
-Rules of this file: it calls tasks, and decides nothing about which of them are due (ownership.py does).
+Rules of this file: it calls tasks, and decides nothing about which of them are due (`commit_plan.py` does).
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ class WorkerSession(Session):
     def settled(self) -> bool:
         """Whether the order is carried out: no further task leaves or comes soon. Some may be opened later."""
         order, tasks = self._order, dict(self._instance.tasks)
-        waiting = self._instance.waiting.tasks & order.tasks
+        waiting = self._instance.lives.awaited().keys() & order.tasks
         busy = {task_id for task_id, task in tasks.items() if task.state not in SETTLED}
         return tasks.keys() | waiting == order.tasks and busy <= waiting
 

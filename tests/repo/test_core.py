@@ -33,7 +33,7 @@ CORE = (
     *("replication", "replication/embedded", "replication/kafka", "replication/tail", "replication/topics"),
     *("restore", "restore/files", "restore/replay"),
     *("stream", "stream/app", "stream/deaths", "stream/dsl", "stream/runtime", "stream/session", "stream/task"),
-    "stream/topology",
+    *("stream/tasks", "stream/topology"),
 )
 PRODUCTS: Mapping[str, tuple[str, ...]] = {
     "native": ("store/native",),
@@ -93,7 +93,7 @@ LEAKS: Mapping[str, tuple[str, ...]] = {
     "stream/task/opener.py": ("stream/snapshots/beginning.py",),
     "stream/task/settings.py": ("restore/snapshot/policy.py",),
     "stream/task/statistics.py": ("replication/placement/seen.py",),
-    "stream/task/waiting.py": ("stream/snapshots/beginning.py",),
+    "stream/tasks/attempts.py": ("stream/snapshots/beginning.py",),
 }
 
 

@@ -55,7 +55,7 @@ from standfast.store.task.state_dir import StateDir
 from standfast.store.timestamps import duration_text
 from standfast.stream.task.states import GONE
 from standfast.stream.task.task import Task
-from standfast.stream.task.waiting import LATER_MS
+from standfast.stream.tasks.attempts import LATER_MS
 
 T = TypeVar("T")
 TICK_MS = 20

@@ -84,7 +84,7 @@ class SidecarSession(Session):
                 is_open = state is TaskState.RUNNING and instance.readiness.gate.is_open(task_id)
                 tasks[task_id.partition] = AssignedTask(task, task.role, state, is_open)
             restores = restores_of(instance, self.clock.monotonic_ms())
-            return HeldTasks(tasks, restores, frozenset(task_id.partition for task_id in instance.ownership.lost))
+            return HeldTasks(tasks, restores, frozenset(task_id.partition for task_id in instance.lives.lost))
 
     def reopen_if_free(self, partition: int) -> None:
         """Open a failed task again. Held if a live member took it over meanwhile: it is lost then."""

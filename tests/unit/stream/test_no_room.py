@@ -14,7 +14,7 @@ from standfast.replication.placement.seen import ARRIVALS
 from standfast.replication.tail.tailer import CONFIRM_AFTER_MS
 from standfast.store.disk import AGAIN_MS, LINE_MS, PROBE_MS
 from standfast.stream.task.states import TaskState
-from standfast.stream.task.waiting import LATER_MS
+from standfast.stream.tasks.attempts import LATER_MS
 from support.apps import Running
 from support.disk import fill, read_only_over
 from support.padded import MIB, PAD, STORED, padded

@@ -13,8 +13,9 @@ import pytest
 
 import standfast as sf
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.stream.task.ownership import Ownership, plan_commit
 from standfast.stream.task.task import Task
+from standfast.stream.tasks.commit_plan import plan_commit
+from standfast.stream.tasks.life import Lives
 from support.sessions import Bench
 
 KV = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
@@ -355,39 +356,46 @@ def test_standby_whose_assignment_as_active_failed_keeps_the_session_unready_and
 ZERO, ONE = TaskId(0, 0), TaskId(0, 1)
 
 
+def lost_lives(losses: dict[TaskId, str]) -> Lives:
+    lives = Lives()
+    for task, why in losses.items():
+        lives.lose(task, why)
+    return lives
+
+
 def test_loss_lasts_until_its_task_is_named() -> None:
-    owned = Ownership()
-    owned.assign([ZERO, ONE], [])
-    owned.lose(ZERO, "b has it")
-    owned.adopt([ONE])
-    owned.reopen(ONE)
-    owned.give_back([ONE])
-    assert owned.why_lost(ZERO) == "b has it"
-    owned.assign([ONE], [])
-    assert (owned.lost, owned.why_lost(ZERO)) == ({}, "b has it")
-    owned.reopen(ZERO)
-    assert owned.why_lost(ZERO) is None
+    lives = Lives()
+    lives.assign([ZERO, ONE], [])
+    lives.lose(ZERO, "b has it")
+    lives.adopt([ONE])
+    lives[ONE].named()
+    lives.give_back([ONE])
+    assert lives.why_lost(ZERO) == "b has it"
+    lives.assign([ONE], [])
+    assert (lives.lost, lives.why_lost(ZERO)) == ({}, "b has it")
+    lives[ZERO].named()
+    assert lives.why_lost(ZERO) is None
 
 
 def test_records_that_are_given_again_end_a_loss() -> None:
-    owned = Ownership(lost={ZERO: "b has it"})
+    lives = lost_lives({ZERO: "b has it"})
     offsets: dict[TaskId, dict[tuple[str, int], int]] = {ZERO: {SRC: 1}}
-    plan = plan_commit(offsets, [ZERO], {}, owned, again=[ZERO])
+    plan = plan_commit(offsets, [ZERO], {}, lives, again=[ZERO])
     assert (plan.due, plan.fenced) == (offsets, None)
-    plan = plan_commit(offsets, [ZERO], {}, owned)
+    plan = plan_commit(offsets, [ZERO], {}, lives)
     assert plan.due == {}
     assert plan.fenced is not None
 
 
 def test_offsets_of_a_restoring_task_wait_or_come_again() -> None:
     with pytest.raises(sf.NotReady, match="restoring"):
-        plan_commit({ZERO: {SRC: 1}}, [ONE], {ZERO: "restoring"}, Ownership())
-    plan = plan_commit({ZERO: {SRC: 1}}, [ONE], {ZERO: "restoring"}, Ownership(), replayed=True)
+        plan_commit({ZERO: {SRC: 1}}, [ONE], {ZERO: "restoring"}, Lives())
+    plan = plan_commit({ZERO: {SRC: 1}}, [ONE], {ZERO: "restoring"}, Lives(), replayed=True)
     assert (plan.due, plan.left_out) == ({ONE: {}}, {SRC: 1})
 
 
 def test_several_losses_are_told_together() -> None:
-    owned = Ownership(lost={ZERO: "b has it", ONE: "c has it"})
-    fenced = plan_commit({}, [], {}, owned).fenced
+    lives = lost_lives({ZERO: "b has it", ONE: "c has it"})
+    fenced = plan_commit({}, [], {}, lives).fenced
     assert str(fenced).startswith("tasks 0_0, 0_1 were taken over by newer owners")
     assert "(b has it; c has it)" in str(fenced)

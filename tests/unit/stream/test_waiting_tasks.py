@@ -22,7 +22,8 @@ from standfast.store.rocks.engine import RocksEngine
 from standfast.store.rocks.opening import RocksShared
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.task.groups import TaskGroup
-from standfast.stream.task.waiting import HELD_LATER_MS, LATER_MS
+from standfast.stream.tasks.attempts import HELD_LATER_MS, LATER_MS
+from standfast.stream.tasks.life import Again
 from standfast.stream.workers.counts import worker_options
 from standfast.stream.workers.orders import ACTIVE, LOST, RUNNING, ReportedTask, WorkerOrder
 from standfast.stream.workers.session import WorkerSession
@@ -182,7 +183,10 @@ def test_standby_that_returns_and_must_wait_is_tried_at_a_pace(bench: Bench, cap
     with storage_away() as asked, caplog.at_level(logging.WARNING, "standfast"):
         with pytest.raises(sf.Unavailable, match=NOT_READ):
             session.assign(standby=[0])
-        session._instance._returning.add(T0)  # as after it was promoted, and another instance has taken it
+        again = Again("returned")
+        session._instance.attempts.soon(
+            T0, "b has it", 0, active=False, again=again
+        )  # as after it was promoted, and another instance has taken it
         bench.clock.advance(LATER_MS)
         bench.settle(session)
         assert (warnings(caplog), len(asked)) == (["task_waits_for_snapshots"] * 2, 2)

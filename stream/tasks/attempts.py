@@ -2,16 +2,15 @@
 
     opening  ──> TransactionOpen, SnapshotsAway, Held ──┐
     any write of the task's files ──> NoRoom ───────────┤
-    restored ──> OffsetsOpen ───────────────────────────┴──> add ──> later another attempt ──> open, lost, left: drop
+    restored ──> OffsetsOpen ───────────────────────────┴──> later another attempt, unless it is lost or left
 
-Rules of this file: it notes tasks and opens none. Driven by the instance; other threads read copies.
+Rules of this file: it notes tasks and opens none. Driven by the instance.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from standfast.replication.log import TransactionOpen
 from standfast.replication.offsets import TaskId
@@ -21,6 +20,7 @@ from standfast.store.errors import Held, Unavailable
 from standfast.store.file_errors import NoRoom
 from standfast.store.log import as_event, logger
 from standfast.stream.snapshots.beginning import SnapshotsAway
+from standfast.stream.tasks.life import Again, Attempt, Lives
 
 LATER_MS = 10_000  # between two attempts: each opens a writer
 HELD_LATER_MS = 500  # where the directory is held: its holder may end soon
@@ -28,55 +28,36 @@ Wait: TypeAlias = SnapshotsAway | TransactionOpen | NoRoom
 WAITS = (SnapshotsAway, TransactionOpen, NoRoom)  # also of committed offsets
 
 
-class Waiting(NamedTuple):
-    """When to try a task again, the reason, and whether it is to be active here."""
+class Attempts:
+    """Notes further attempts at tasks in their lives."""
 
-    due_ms: int
-    why: str
-    active: bool
-
-
-class WaitingTasks:
-    """See the head of this file."""
-
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, lives: Lives, clock: Clock) -> None:
+        self._lives = lives
         self._clock = clock
-        self._tasks: dict[TaskId, Waiting] = {}
 
-    def add(self, task_id: TaskId, why: Wait | Held, *, active: bool = True) -> Unavailable:
+    def later(
+        self, task_id: TaskId, why: Wait | Held, *, active: bool = True, again: Again | None = None
+    ) -> Unavailable:
         """Note a task for a later attempt, so that the others do not wait for it; returns the error."""
         later_ms, event = (HELD_LATER_MS, "task_held") if isinstance(why, Held) else (LATER_MS, why.event)
-        self._tasks[task_id] = Waiting(self._clock.monotonic_ms() + later_ms, str(why), active)
+        self._note(task_id, str(why), later_ms, active, again)
         # Of a full disk the instance speaks for all of its tasks, once a minute.
         level = logging.DEBUG if isinstance(why, NoRoom) else logging.WARNING
         logger.log(level, "task %s cannot be opened yet: %s", task_id, why, extra=as_event(event, task=task_id))
         return why
 
+    def soon(self, task_id: TaskId, why: str, later_ms: int, *, active: bool, again: Again) -> None:
+        """Note a task that the instance opens again in so many milliseconds."""
+        self._note(task_id, why, later_ms, active, again, soon=True)
+
+    def _note(
+        self, task_id: TaskId, why: str, later_ms: int, active: bool, again: Again | None, *, soon: bool = False
+    ) -> None:
+        self._lives[task_id].attempt = Attempt(self._clock.monotonic_ms() + later_ms, why, active, again, soon)
+
     def holds_back(self, task_id: TaskId) -> bool:
         """Whether the next attempt at a task is not due yet."""
-        found = self._tasks.get(task_id)
-        return found is not None and self._clock.monotonic_ms() < found.due_ms
-
-    def drop(self, task_id: TaskId) -> None:
-        """The task is open, or not this instance's."""
-        self._tasks.pop(task_id, None)
-
-    def keep(self, active: Collection[TaskId], standby: Collection[TaskId] | None = None) -> None:
-        """Forget the tasks that are not to come here any more; None: whatever their standbys."""
-        self._tasks = {
-            task_id: one
-            for task_id, one in self._tasks.items()
-            if task_id in active or (not one.active if standby is None else task_id in standby)
-        }
-
-    @property
-    def tasks(self) -> frozenset[TaskId]:
-        """All of them, standbys too."""
-        return frozenset(self._tasks.copy())
-
-    def active(self) -> dict[TaskId, str]:
-        """Those that are to be active here, and why they are not."""
-        return {task_id: one.why for task_id, one in self._tasks.copy().items() if one.active}
+        return self._lives.holds_back(task_id, self._clock.monotonic_ms())
 
 
 def tell_waits(task_id: TaskId, service: str, error: Exception) -> None:

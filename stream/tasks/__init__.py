@@ -1,0 +1,1 @@
+"""The lives of an instance's tasks: whose they are to be, losses, and the next attempts."""
