@@ -41,6 +41,7 @@ from standfast.store.errors import (
 )
 from standfast.store.log import as_event, logger
 from standfast.store.process.tracebacks import clear_frames
+from standfast.store.task.commit_record import Unwritten
 from standfast.stream.loss import Loss, is_lost, reported_loss
 from standfast.stream.session.follow import FOLLOW_TICK_MS, GroupFollower
 from standfast.stream.session.local_part import LocalPart
@@ -278,10 +279,12 @@ class Instance:
         life.named()
         task = self.tasks.get(task_id)
         if task is not None and task.role == "standby" and not life.wanted:
-            self._reopen_standby(task)
+            if task.state in GONE:
+                self.readiness.tailer.remove(task_id, "reopened")
+                task.close()
+                self.open_standby(task_id, loss=Loss.unnoted(task.stores.damaged, task.error))
             return
-        promotes = task is not None and task.role == "standby" and task.state not in GONE
-        if task is not None and not promotes:
+        if task is not None and (task.role == "active" or task.state in GONE):  # else it is promoted
             # The old error's frames keep handles, and one of those keeps the lock of the directory.
             clear_frames(task.error)
             self.readiness.remove(task_id, "reopened")
@@ -296,16 +299,10 @@ class Instance:
             self._not_reopened(task_id, error, why)
             raise
         try:
-            (self._promote if promotes else self._open_active)(task_id, writer, started_ms)
+            self._run(task_id, writer, started_ms)
         except StandfastError as error:
             self._not_reopened(task_id, error, why)
             raise
-
-    def _reopen_standby(self, task: Task) -> None:
-        if task.state in GONE:
-            self.readiness.tailer.remove(task.id, "reopened")
-            task.close()
-            self.open_standby(task.id, loss=Loss.unnoted(task.stores.damaged, task.error))
 
     def _not_reopened(self, task_id: TaskId, error: StandfastError, why: str | None) -> None:
         """Leave the task closed with its error, or lost; one that was assigned and never opened stays absent."""
@@ -429,29 +426,51 @@ class Instance:
 
     def _run(self, task_id: TaskId, writer: LogWriter, started_ms: int) -> None:
         """Run a task whose writer was opened just now: promote its standby, or open it."""
-        if task_id in self.tasks:
-            self._promote(task_id, writer, started_ms)
-        else:
-            self._open_active(task_id, writer, started_ms)
-
-    def _open_active(self, task_id: TaskId, writer: LogWriter, started_ms: int) -> None:
-        before = self.tasks.get(task_id)
-        life = self.lives[task_id]
-        unwritten = life.unwritten if before is None else before.stores.unwritten
-        try:
-            loss = NOTHING if before is None else Loss.unnoted(before.stores.damaged, before.error)
-            opened = self._opener.open(task_id, owner=True, loss=loss, unwritten=unwritten)
-        except BaseException:
-            writer.close()
-            raise
-        self._started(opened)
+        before, life = self.tasks.get(task_id), self.lives[task_id]
+        if before is not None and before.role == "standby" and before.state not in GONE:
+            self._promote(before, writer, started_ms)
+            return
+        loss, unwritten = NOTHING, life.unwritten
+        if before is not None:
+            loss, unwritten = Loss.unnoted(before.stores.damaged, before.error), before.stores.unwritten
+        self._begin(self._open(task_id, writer, loss, unwritten), writer, started_ms, "assign")
         life.unwritten = None
-        opened.task.open_writer(writer)
-        self._restore(opened, started_ms, opened.why("assign"))
 
     def open_standby(self, task_id: TaskId, *, loss: Loss = NOTHING) -> None:
         """Open a standby of a task; `loss` is the loss that is known already."""
-        self._stand_by_for(self._opener.open(task_id, owner=False, loss=loss))
+        self._begin(self._open(task_id, None, loss), None, 0, "")
+
+    def _open(
+        self, task_id: TaskId, writer: LogWriter | None, loss: Loss, unwritten: Unwritten | None = None
+    ) -> Opened:
+        """Open the files of a task: of an active one if it has a writer, which an error closes."""
+        try:
+            return self._opener.open(task_id, owner=writer is not None, loss=loss, unwritten=unwritten)
+        except BaseException:
+            if writer is not None:
+                writer.close()
+            raise
+
+    def _begin(self, opened: Opened, writer: LogWriter | None, started_ms: int, why: str) -> None:
+        """Let an opened task restore, or follow its changelogs as a standby; an error fails the task alone."""
+        task = opened.task
+        task.count_in(self.counters)
+        self.tasks[task.id] = task
+        self.membership.stale |= self.managed is None
+        self.counters.wipes.update(set(opened.lost.values()))
+        self.counters.store_wipes.update(opened.lost.items())
+        if writer is not None:
+            task.open_writer(writer)
+            self._restore(opened, started_ms, opened.why(why))
+            return
+        self.lives.drop(task.id)
+        try:
+            task.tell_lost(opened.lost.values())
+            self.readiness.stand_by(task)
+        except Unavailable as error:
+            self._fail_for_now(task, error, "unavailable")
+        except ListenerFailed as error:
+            self._reinitialise(task.id, error)
 
     def try_standby(self, task_id: TaskId) -> None:
         """`open_standby` for placements, which continue: a refused task stays closed here, with its rows."""
@@ -470,34 +489,15 @@ class Instance:
             )
             self.tasks[task_id] = self._opener.closed(task_id, refused, "standby")
 
-    def _stand_by_for(self, opened: Opened) -> None:
-        self._started(opened)
-        self.lives.drop(opened.task.id)
-        try:
-            opened.task.tell_lost(opened.lost.values())
-            self.readiness.stand_by(opened.task)
-        except Unavailable as error:
-            self._fail_for_now(opened.task, error, "unavailable")
-        except ListenerFailed as error:
-            self._reinitialise(opened.task.id, error)
-
-    def _started(self, opened: Opened) -> None:
-        opened.task.count_in(self.counters)
-        self.tasks[opened.task.id] = opened.task
-        self.membership.stale |= self.managed is None
-        self.counters.wipes.update(set(opened.lost.values()))
-        self.counters.store_wipes.update(opened.lost.items())
-
-    def _promote(self, task_id: TaskId, writer: LogWriter, started_ms: int) -> None:
-        task = self.tasks[task_id]
+    def _promote(self, task: Task, writer: LogWriter, started_ms: int) -> None:
         try:
             planned = self._end_standby(task, writer)
         except ListenerFailed as error:
             task.role = "active"  # it is owned here now
-            self._fail_behind_gate(task_id, error)
+            self._fail_behind_gate(task.id, error)
             return
         if isinstance(planned, Loss):
-            self._start_over(task_id, next(iter(planned.stores.values()), CORRUPT), planned, started_ms)
+            self._start_over(task.id, next(iter(planned.stores.values()), CORRUPT), planned, started_ms)
             return
         self._restore(Opened(task, *planned), started_ms, PROMOTE)
 
@@ -677,19 +677,12 @@ class Instance:
             self._stays_closed(old, reason, loss, error)
             return
         try:
-            opened = self._opener.open(task_id, owner=active, loss=loss, unwritten=old.stores.unwritten)
+            opened = self._open(task_id, writer, loss, old.stores.unwritten)
         except StandfastError as error:
-            if writer is not None:
-                writer.close()
             self._stays_closed(old, reason, loss, error)
             return
-        if writer is None:
-            self._stand_by_for(opened)
-            return
-        self._started(opened)
         opened.task.dropped = old.dropped
-        opened.task.open_writer(writer)
-        self._restore(opened, started_ms, opened.why(reason))
+        self._begin(opened, writer, started_ms, reason)
 
     def _stays_closed(self, task: Task, reason: str, loss: Loss, error: StandfastError) -> None:
         """Keep a refused task closed with its error (its rows may be the last copy); after Unavailable, try later."""
