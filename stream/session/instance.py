@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
+from typing import TypeAlias
 
 from standfast.replication.checkpoint_flow import Flow
 from standfast.replication.listeners import PROMOTED
@@ -38,6 +39,7 @@ from standfast.store.errors import (
     StandfastError,
     StateLost,
     Unavailable,
+    is_of_log,
 )
 from standfast.store.log import as_event, logger
 from standfast.store.process.tracebacks import clear_frames
@@ -66,7 +68,19 @@ from standfast.stream.tasks.life import Again
 TAKE_OVER_TICK_MS = 100
 ORDERED_TICK_MS = 500  # in a worker process: orders come at once, and a newer owner fences it at the log
 RESTORING_TICK_MS = 500  # the same beside a restore: measured on Kafka, a look every 100 ms took a tenth of its time
+Refused: TypeAlias = dict[TaskId, StandfastError]
 AGAIN_MS = 500  # between two openings of a task, while the log does not answer
+
+
+def raise_worst(refused: Refused) -> None:
+    """Raise the error of one refused task, if there is any: first one that does not end by waiting; tell the others."""
+    worst = min(refused, key=lambda one: (isinstance(refused[one], Unavailable), one), default=None)
+    for task_id, error in refused.items():
+        if task_id != worst and not isinstance(error, WAITS):  # these were told
+            about = as_event("task_not_opened", task=task_id)
+            logger.error("task %s cannot be opened: %s", task_id, error, extra=about)
+    if worst is not None:
+        raise refused[worst]
 
 
 class Instance:
@@ -132,11 +146,12 @@ class Instance:
 
     def assign(
         self, active: Iterable[TaskId], standby: Iterable[TaskId], *, take_back: frozenset[TaskId] | None = None
-    ) -> None:
+    ) -> Refused:
         """Make exactly these the tasks of the process; others are closed, and held ones stay as they are.
 
-        Of the tasks that another instance took over, those in `take_back` are taken back, None: all of them. The
-        others stay lost (`Lives.lost`), however recent the loss.
+        Returns the refused tasks, each with its error; raises errors of the log as a whole. Of the tasks that another
+        instance took over, those in `take_back` are taken back, None: all of them. The others stay lost (`Lives.lost`),
+        however recent the loss.
         """
         wanted_active, wanted_standby = frozenset(active), frozenset(standby)
         both = wanted_active & wanted_standby
@@ -150,9 +165,9 @@ class Instance:
             self._look_for_fenced(wanted_active)
             stay_lost = wanted_active & self.lives.lost.keys() - take_back
         self.lives.assign(wanted_active, wanted_standby, stay_lost=stay_lost)
-        self._hold(wanted_active - stay_lost, wanted_standby)
+        return self._hold(wanted_active - stay_lost, wanted_standby)
 
-    def _hold(self, wanted_active: frozenset[TaskId], wanted_standby: frozenset[TaskId]) -> None:
+    def _hold(self, wanted_active: frozenset[TaskId], wanted_standby: frozenset[TaskId]) -> Refused:
         for task_id, task in list(self.tasks.items()):
             if task_id not in wanted_active | wanted_standby or task.state in GONE:
                 try:
@@ -163,7 +178,7 @@ class Instance:
                     if task.stores.unwritten is not None and task_id in wanted_active:
                         self.lives[task_id].unwritten = task.stores.unwritten
         self.lives.keep(wanted_active, wanted_standby)
-        waits: Unavailable | None = None
+        refused: Refused = {}
         new = sorted(wanted_active - self._active())
         # All writers connect at once, because each takes a round trip to the broker.
         self.writers.connect(new)
@@ -171,21 +186,26 @@ class Instance:
             started_ms = self._clock.monotonic_ms()
             try:
                 self._run(task_id, self.writers.open(task_id, if_free=False), started_ms)
-            except WAITS as error:
-                noted = self.attempts.later(task_id, error)
-                waits = waits or noted
+            except StandfastError as error:
+                self._refuse(task_id, error, refused, active=True)
         for task_id in sorted(wanted_standby):
             if task_id in self._active():
                 self.revoke(task_id)
             if task_id not in self.tasks:
                 try:
                     self.open_standby(task_id)
-                except WAITS as away:
-                    noted = self.attempts.later(task_id, away, active=False)
-                    waits = waits or noted
+                except StandfastError as error:
+                    self._refuse(task_id, error, refused, active=False)
         self.membership.publish()
-        if waits is not None:
-            raise waits
+        return refused
+
+    def _refuse(self, task_id: TaskId, error: StandfastError, refused: Refused, *, active: bool) -> None:
+        """Note a task that cannot be opened, so that the others do not wait for it. Raises errors of the log."""
+        if is_of_log(error):
+            raise error
+        refused[task_id] = error
+        if isinstance(error, WAITS):
+            self.attempts.later(task_id, error, active=active)
 
     def take_part(self, keeper: SnapshotKeeper | None) -> None:
         """Take part in coordinated checkpoints, with the storage of `keeper`; without one every part fails."""
@@ -242,7 +262,7 @@ class Instance:
         if self.follower is not None:
             self.follower.wanted |= added
         try:
-            self._hold(frozenset(active | added), frozenset(self.tasks) - active - added)
+            raise_worst(self._hold(frozenset(active | added), frozenset(self.tasks) - active - added))
         except (Unavailable, Fenced) as error:
             if self.follower is None:
                 raise

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, TypeAlias, Unpack
 
 from standfast.replication.checkpoint_flow import Flow
 from standfast.replication.kafka.callbacks import with_settings
@@ -45,7 +45,7 @@ from standfast.stream.session.background import Background, Repeated
 from standfast.stream.session.changelog_heads import ChangelogHeads
 from standfast.stream.session.composition import make_instance
 from standfast.stream.session.external_consumer import ClientMessage, ConsumerHost, ExternalConsumer
-from standfast.stream.session.instance import Instance
+from standfast.stream.session.instance import Instance, Refused, raise_worst
 from standfast.stream.session.lease import LeaseKeeper, renewed_here
 from standfast.stream.session.membership import Membership, own_directory
 from standfast.stream.session.of_app import Elsewhere
@@ -87,6 +87,7 @@ from standfast.stream.task.statistics import RestoreStatistics, SessionCounters,
 from standfast.stream.task.task import Task
 from standfast.stream.task.task_commits import TaskCommits
 
+Tasks: TypeAlias = Iterable[int | str | TaskId]
 IDLE_WAIT_S = 0.01
 SETTLED_WAIT_S = 0.05  # no task is on its way; records for standbys and orders end the wait
 RETRY_WAIT_S = 0.2
@@ -342,18 +343,13 @@ class Session(Elsewhere, Closing):
 
         A number is a task of group 0; others are named by their text, such as "1_0". Active tasks take the task from
         its former owner (an older owner is fenced) and restore behind the gate; standbys begin once every active task
-        is restored. A task whose rows an open transaction hides, or whose snapshots cannot be read, keeps no other one
-        closed: Unavailable is raised after all others are open, `missing` names it, and another call tries it again.
+        is restored. A task that cannot be opened keeps no other one closed: its error is raised after all others are
+        open, `missing` names it, and another call tries it again. The log's own errors are raised at once.
         """
-        self._assign(active, standby, None)
+        raise_worst(self._assign(active, standby, None))
 
     @whole
-    def _assign(
-        self,
-        active: Iterable[int | str | TaskId],
-        standby: Iterable[int | str | TaskId],
-        take_back: frozenset[TaskId] | None,
-    ) -> None:
+    def _assign(self, active: Tasks, standby: Tasks, take_back: frozenset[TaskId] | None) -> Refused:
         wanted, stand_by = self._checked(active), self._checked(standby)
         with self._usable():
             self._learn_partitions()
@@ -361,8 +357,9 @@ class Session(Elsewhere, Closing):
                 largest = max((task_id.partition for task_id in [*wanted, *stand_by]), default=-1)
                 self._groups[0] = replace(self._groups[0], partitions=max(largest + 1, self._groups[0].partitions))
             with letting_go():
-                self._instance.assign(wanted, stand_by, take_back=take_back)
+                refused = self._instance.assign(wanted, stand_by, take_back=take_back)
         self._wake.set()
+        return refused
 
     @whole
     def grow(self, partitions: Mapping[int, int]) -> None:

@@ -69,9 +69,15 @@ class SidecarSession(Session):
     def _retries(self, error: StandfastError) -> bool:
         return super()._retries(error) or is_of_log(error)
 
-    def hold(self, active: Iterable[int], standby: Iterable[int], take_back: Iterable[int] = ()) -> None:
-        """`assign`, but of the tasks that another instance took over only those in `take_back` are taken back."""
-        self._assign(active, standby, frozenset(TaskId(0, partition) for partition in take_back))
+    def hold(
+        self, active: Iterable[int], standby: Iterable[int], take_back: Iterable[int] = ()
+    ) -> dict[int, StandfastError]:
+        """`assign`, but of the tasks that another instance took over only those in `take_back` are taken back.
+
+        Returns the refused ones, each with its error.
+        """
+        refused = self._assign(active, standby, frozenset(TaskId(0, partition) for partition in take_back))
+        return {task_id.partition: error for task_id, error in refused.items()}
 
     def held(self) -> HeldTasks:
         """The tasks that the session holds now: one look under its lock."""
@@ -101,29 +107,8 @@ def assign_each(
     Raises errors of the log as a whole (`is_of_log`): Unavailable, Corruption.
     Tasks that are lost and not in `take_back` stay lost (`HeldTasks.lost`), without a refusal.
     """
-    wanted = {"active": set(active), "standby": set(standby)}
-    try:
-        session.hold(**wanted, take_back=take_back)
-        return {}
-    except StandfastError as error:
-        if is_of_log(error):
-            raise
-        # The error names no partition; the loop below finds the refused tasks.
-    refused: dict[int, StandfastError] = {}
-    found = session.held()
-    held = {role: wanted[role] & found.of_role(role) for role in wanted}
-    held["active"] |= wanted["active"] & found.lost  # omitted they would be given up, and no longer count as lost
-    for role, partitions in wanted.items():
-        for partition in sorted(partitions - held[role]):
-            now = {one: set(tasks) for one, tasks in held.items()}
-            now[role].add(partition)
-            try:
-                session.hold(**now, take_back=take_back)
-            except StandfastError as error:
-                if is_of_log(error):
-                    raise
-                refused[partition] = error
-            else:
-                held = now
-    session.hold(**held, take_back=take_back)
+    active, standby = frozenset(active), frozenset(standby)
+    refused = session.hold(active, standby, take_back)
+    if refused:  # they are not this instance's, so that its gate does not wait for them
+        session.hold(active - refused.keys(), standby - refused.keys(), take_back)
     return refused

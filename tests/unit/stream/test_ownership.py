@@ -7,6 +7,7 @@ bypasses it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -281,13 +282,38 @@ def test_offsets_of_a_standby_are_refused(bench: Bench) -> None:
 # --- assigned, and not here ---
 
 
-def test_task_whose_assignment_failed_is_told_and_can_be_reopened(bench: Bench) -> None:
-    bench.active(stores=KV).close()
-    session = bench.session(stores=KV)
-    marker = session.state_path / "0_0" / "STANDFAST"
+def another_app(session: sf.Session, task: str) -> tuple[Path, bytes]:
+    """Let a task's directory be another application's; returns its marker, and what it was."""
+    marker = session.state_path / task / "STANDFAST"
     kept = marker.read_bytes()
     marker.write_bytes(kept.replace(b'": "app"', b'": "another"'))
     assert marker.read_bytes() != kept
+    return marker, kept
+
+
+def test_refused_tasks_keep_no_other_one_closed(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    first = bench.session(stores=KV, partitions=4)
+    first.assign(active=range(4))
+    first.close()
+    session = bench.session(stores=KV, partitions=4)
+    for task in ("0_0", "0_2"):
+        another_app(session, task)
+    with pytest.raises(sf.InvalidRequest, match="0_0"), caplog.at_level("ERROR", "standfast"):
+        session.assign(active=[0, 1, 2], standby=[3])
+    assert [record.task for record in caplog.records] == [TaskId(0, 2)]  # type: ignore[attr-defined]
+    assert {task: one.role for task, one in session.tasks().items()} == {1: "active", 3: "standby"}
+    assert [line for line in session.missing() if "could not be opened yet" in line] == [
+        "task 0_0: could not be opened yet",
+        "task 0_2: could not be opened yet",
+    ]
+    session.assign(active=[1], standby=[3])
+    session.wait_ready(30)
+
+
+def test_task_whose_assignment_failed_is_told_and_can_be_reopened(bench: Bench) -> None:
+    bench.active(stores=KV).close()
+    session = bench.session(stores=KV)
+    marker, kept = another_app(session, "0_0")
     with pytest.raises(sf.InvalidRequest):
         session.assign(active=[0, 1])
     assert not session.ready
