@@ -275,10 +275,11 @@ def _close_assigned(
     blocking: BlockingSession, before: Mapping[TaskId, tuple[Task, str]], assigning: Future[None]
 ) -> None:
     """Keep of the tasks only those that were held before the call."""
-    if isinstance(assigning.exception(), InvalidRequest | Closed):  # nothing was assigned
-        return
     with suppress(Closed):  # the session's close has closed them
-        kept = {one: task for one, task in blocking.held_tasks().items() if before.get(one) == (task, task.role)}
+        held = blocking.held_tasks()
+        kept = {one: task for one, task in held.items() if before.get(one) == (task, task.role)}
+        if isinstance(assigning.exception(), InvalidRequest) and held.keys() == kept.keys():
+            return  # nothing was assigned
         blocking.assign(*([one for one, task in kept.items() if task.role == role] for role in ("active", "standby")))
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
-from typing import TypeAlias
 
 from standfast.replication.checkpoint_flow import Flow
 from standfast.replication.listeners import PROMOTED
@@ -61,26 +60,14 @@ from standfast.stream.task.settings import SessionSettings
 from standfast.stream.task.states import GONE, TaskState
 from standfast.stream.task.statistics import SessionCounters
 from standfast.stream.task.task import Task
-from standfast.stream.tasks.attempts import WAITS
+from standfast.stream.tasks.attempts import WAITS, Refused, raise_worst
 from standfast.stream.tasks.commit_plan import lost_task
 from standfast.stream.tasks.life import Again
 
 TAKE_OVER_TICK_MS = 100
 ORDERED_TICK_MS = 500  # in a worker process: orders come at once, and a newer owner fences it at the log
 RESTORING_TICK_MS = 500  # the same beside a restore: measured on Kafka, a look every 100 ms took a tenth of its time
-Refused: TypeAlias = dict[TaskId, StandfastError]
 AGAIN_MS = 500  # between two openings of a task, while the log does not answer
-
-
-def raise_worst(refused: Refused) -> None:
-    """Raise the error of one refused task, if there is any: first one that does not end by waiting; tell the others."""
-    worst = min(refused, key=lambda one: (isinstance(refused[one], Unavailable), one), default=None)
-    for task_id, error in refused.items():
-        if task_id != worst and not isinstance(error, WAITS):  # these were told
-            about = as_event("task_not_opened", task=task_id)
-            logger.error("task %s cannot be opened: %s", task_id, error, extra=about)
-    if worst is not None:
-        raise refused[worst]
 
 
 class Instance:
@@ -201,11 +188,13 @@ class Instance:
 
     def _refuse(self, task_id: TaskId, error: StandfastError, refused: Refused, *, active: bool) -> None:
         """Note a task that cannot be opened, so that the others do not wait for it. Raises errors of the log."""
-        if is_of_log(error):
+        if is_of_log(error) and not isinstance(error, WAITS):
             raise error
         refused[task_id] = error
         if isinstance(error, WAITS):
-            self.attempts.later(task_id, error, active=active)
+            # A group or a leader that places tasks tries again by itself.
+            again = Again("assign") if self.shared is None and self.follower is None else None
+            self.attempts.later(task_id, error, active=active, again=again)
 
     def take_part(self, keeper: SnapshotKeeper | None) -> None:
         """Take part in coordinated checkpoints, with the storage of `keeper`; without one every part fails."""
@@ -584,14 +573,37 @@ class Instance:
                 self._lose(task_id, str(task.error))
 
     def _try_again(self, now_ms: int) -> None:
-        """Open the tasks again that are due: the log did not answer, or they were lost and are assigned as standbys."""
-        for task_id, again in self.lives.due(now_ms):
-            self.lives.drop(task_id)  # one by one: if this one raises, the others are still due
-            task = self.tasks.get(task_id)
-            if task is None:
+        """Open the tasks that are due: they had to wait, the log did not answer, or they were lost and are standbys."""
+        for task_id, attempt, again in self.lives.due(now_ms):
+            life, task = self.lives[task_id], self.tasks.get(task_id)
+            life.attempt = attempt._replace(due_ms=now_ms + AGAIN_MS)  # until it is open, whatever is raised on the way
+            if task is None and life.wanted:
+                self._open_assigned(task_id, again)
+            elif task is None and life.standby:
                 self._return_to_standby(task_id, again)
-            elif task.state in GONE:
+            elif task is not None and task.state in GONE:
                 self._start_over(task_id, again.reason, again.loss, now_ms)
+            else:
+                self.lives.drop(task_id)
+
+    def _open_assigned(self, task_id: TaskId, again: Again) -> None:
+        """Open a task that the caller assigned and that had to wait, unless another instance took it meanwhile."""
+        started_ms = self._clock.monotonic_ms()
+        try:
+            writer = self.writers.open(task_id, if_free=True)
+        except (Held, Fenced) as other:
+            self._lose(task_id, str(other))
+            return
+        try:
+            self._run(task_id, writer, started_ms)
+        except (*WAITS, Held) as error:
+            self.attempts.later(task_id, error, again=again)
+        except StandfastError as error:
+            if is_of_log(error):
+                raise
+            self.lives.drop(task_id)
+            about = as_event("task_not_opened", task=task_id)
+            logger.error("task %s cannot be opened: %s", task_id, error, extra=about)
 
     def _fail_for_now(self, task: Task, error: Unavailable, reason: str) -> None:
         again = Again(reason)
@@ -629,9 +641,7 @@ class Instance:
         self.membership.publish()
 
     def _return_to_standby(self, task_id: TaskId, again: Again) -> None:
-        """Open the standby of a task again that was assigned so, was promoted here and lost to another owner."""
-        if not self.lives[task_id].standby:
-            return
+        """Open the standby of a task that was assigned so, and had to wait, or was promoted here and lost."""
         try:
             self.open_standby(task_id)
         except WAITS as away:
@@ -641,6 +651,7 @@ class Instance:
             logger.warning("the standby of task %s is opened again when possible: %s", task_id, error, extra=about)
             self.attempts.soon(task_id, str(error), AGAIN_MS, active=False, again=again)
         except StandfastError as error:
+            self.lives.drop(task_id)
             about = as_event("standby_not_reopened", task=task_id)
             logger.error("the standby of task %s cannot be opened again: %s", task_id, error, extra=about)
 

@@ -25,7 +25,7 @@ from standfast.replication.tail.open_log import open_log
 from standfast.replication.topics.foreign import foreign_changelog
 from standfast.store.arguments import checked, name_problems, refuse
 from standfast.store.clock import Clock
-from standfast.store.errors import BadConfig, Closed, InvalidRequest, StandfastError, Unavailable
+from standfast.store.errors import BadConfig, Closed, InvalidRequest, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.specs import StoreSpec
 from standfast.stream.session.background import Repeated
@@ -137,22 +137,12 @@ class Replica(Session):
                 task_id: str(tasks[task_id].error) if task_id in tasks else self._lost.get(task_id, "")
                 for task_id in self._every - well
             }
-            for task_id in sorted(self._lost):
-                # One at a time, so that a changelog that is still wrong keeps no other task away.
-                try:
-                    self._instance.assign((), well | {task_id})
-                    well.add(task_id)
-                except StandfastError as error:
-                    if self._lost[task_id] != str(error):
-                        logger.warning(
-                            "replica of %r: task %s: %s",
-                            self.app,
-                            task_id,
-                            error,
-                            extra=as_event("replica_task_failed", app=self.app, task=task_id),
-                        )
-                    self._lost[task_id] = str(error)
-            self._lost = {task_id: why for task_id, why in self._lost.items() if task_id not in well}
+            refused = self._instance.assign((), self._every)
+            for task_id, error in refused.items():
+                if self._lost.get(task_id) != str(error):
+                    about = as_event("replica_task_failed", app=self.app, task=task_id)
+                    logger.warning("replica of %r: task %s: %s", self.app, task_id, error, extra=about)
+            self._lost = {task_id: str(error) for task_id, error in refused.items()}
             return not self._lost
 
     def assign(self, active: Iterable[int | str | TaskId] = (), standby: Iterable[int | str | TaskId] = ()) -> NoReturn:

@@ -45,7 +45,7 @@ from standfast.stream.session.background import Background, Repeated
 from standfast.stream.session.changelog_heads import ChangelogHeads
 from standfast.stream.session.composition import make_instance
 from standfast.stream.session.external_consumer import ClientMessage, ConsumerHost, ExternalConsumer
-from standfast.stream.session.instance import Instance, Refused, raise_worst
+from standfast.stream.session.instance import Instance
 from standfast.stream.session.lease import LeaseKeeper, renewed_here
 from standfast.stream.session.membership import Membership, own_directory
 from standfast.stream.session.of_app import Elsewhere
@@ -86,6 +86,7 @@ from standfast.stream.task.states import TaskState
 from standfast.stream.task.statistics import RestoreStatistics, SessionCounters, SessionStatistics, SourceStatistics
 from standfast.stream.task.task import Task
 from standfast.stream.task.task_commits import TaskCommits
+from standfast.stream.tasks.attempts import Refused, raise_worst
 
 Tasks: TypeAlias = Iterable[int | str | TaskId]
 IDLE_WAIT_S = 0.01
@@ -344,7 +345,8 @@ class Session(Elsewhere, Closing):
         A number is a task of group 0; others are named by their text, such as "1_0". Active tasks take the task from
         its former owner (an older owner is fenced) and restore behind the gate; standbys begin once every active task
         is restored. A task that cannot be opened keeps no other one closed: its error is raised after all others are
-        open, `missing` names it, and another call tries it again. The log's own errors are raised at once.
+        open, and `missing` names it. One that has to wait is opened as soon as it can be; another call tries each of
+        them at once. The log's own errors are raised at once.
         """
         raise_worst(self._assign(active, standby, None))
 

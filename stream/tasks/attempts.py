@@ -16,7 +16,7 @@ from standfast.replication.log import TransactionOpen
 from standfast.replication.offsets import TaskId
 from standfast.replication.record_limits import RecordRefused
 from standfast.store.clock import Clock
-from standfast.store.errors import Held, Unavailable
+from standfast.store.errors import Held, StandfastError, Unavailable
 from standfast.store.file_errors import NoRoom
 from standfast.store.log import as_event, logger
 from standfast.stream.snapshots.beginning import SnapshotsAway
@@ -24,8 +24,20 @@ from standfast.stream.tasks.life import Again, Attempt, Lives
 
 LATER_MS = 10_000  # between two attempts: each opens a writer
 HELD_LATER_MS = 500  # where the directory is held: its holder may end soon
+Refused: TypeAlias = dict[TaskId, StandfastError]
 Wait: TypeAlias = SnapshotsAway | TransactionOpen | NoRoom
 WAITS = (SnapshotsAway, TransactionOpen, NoRoom)  # also of committed offsets
+
+
+def raise_worst(refused: Refused) -> None:
+    """Raise the error of one refused task, if there is any: first one that does not end by waiting; tell the others."""
+    worst = min(refused, key=lambda one: (isinstance(refused[one], Unavailable), one), default=None)
+    for task_id, error in refused.items():
+        if task_id != worst and not isinstance(error, WAITS):  # these were told
+            about = as_event("task_not_opened", task=task_id)
+            logger.error("task %s cannot be opened: %s", task_id, error, extra=about)
+    if worst is not None:
+        raise refused[worst]
 
 
 class Attempts:

@@ -30,7 +30,7 @@ from standfast.stream.loss import Loss
 
 
 class Again(NamedTuple):
-    """The instance itself opens a task again: the reason of its restore, and its stores that are known to be lost."""
+    """The instance itself opens a task: the reason of its restore, and its stores that are known to be lost."""
 
     reason: str
     loss: Loss = Loss()
@@ -157,10 +157,10 @@ class Lives:
         found = self._of.get(task)
         return found is not None and found.attempt is not None and now_ms < found.attempt.due_ms
 
-    def due(self, now_ms: int) -> list[tuple[TaskId, Again]]:
-        """The tasks that the instance is to open again now."""
+    def due(self, now_ms: int) -> list[tuple[TaskId, Attempt, Again]]:
+        """The tasks that the instance is to open now, or again."""
         found = ((task, one.attempt) for task, one in sorted(self._of.items(), key=lambda one: one[0]))
-        return [(task, at.again) for task, at in found if at and at.again is not None and at.due_ms <= now_ms]
+        return [(task, at, at.again) for task, at in found if at and at.again is not None and at.due_ms <= now_ms]
 
     def awaited(self, *, active: bool = False) -> dict[TaskId, str]:
         """The tasks that are opened later, and why not now; `active`: those that are to be active here alone."""

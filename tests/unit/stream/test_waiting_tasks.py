@@ -85,6 +85,35 @@ def test_assignment_opens_every_task_that_can_be_opened_before_it_raises(bench: 
     assert (sorted(session.tasks()), session.ready, session.missing()) == ([0, 1], True, ())
 
 
+@pytest.mark.parametrize("roles", [{"active": [0, 1]}, {"standby": [0, 1]}])
+def test_assigned_task_that_had_to_wait_is_opened_without_another_call(bench: Bench, roles: dict[str, Any]) -> None:
+    session = bench.session(**headless(bench), take_over=False)
+    with storage_away() as asked:
+        with pytest.raises(sf.Unavailable):
+            session.assign(**roles)
+        bench.clock.advance(LATER_MS)
+        bench.settle(session)
+        assert (list(session.tasks()), len(asked)) == ([1], 3)
+    bench.clock.advance(LATER_MS)
+    bench.settle(session)
+    assert (sorted(session.tasks()), session.ready, session.missing()) == ([0, 1], True, ())
+
+
+def test_assigned_task_that_another_instance_took_while_it_waited_is_lost(bench: Bench) -> None:
+    settings = headless(bench) | {"lease_ms": 60_000}
+    session = bench.session(**settings, take_over=False)
+    with storage_away(), pytest.raises(sf.Unavailable):
+        session.assign(active=[0, 1])
+    other = bench.session("other", **settings, take_over=False)
+    other.assign(active=[0])
+    bench.settle(other)
+    bench.clock.advance(LATER_MS)
+    bench.settle(session)
+    with pytest.raises(sf.Fenced, match="0_0"):
+        session.commit({})
+    assert other.task(0).state.value == "running"
+
+
 def test_shared_task_that_waits_is_missing_until_it_is_here(bench: Bench) -> None:
     session = bench.session(**headless(bench), placement="shared", lease_ms=60_000)
     with storage_away():
