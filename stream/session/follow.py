@@ -29,11 +29,9 @@ class GroupFollower:
     """One instance's part in the placement of standbys beside its consumer group."""
 
     def __init__(self, instance: Holder, replicas: int, learn_partitions: Callable[[], None]) -> None:
-        self.wanted: frozenset[TaskId] = frozenset()  # active here, as the group decided
         self._instance = instance
         self._replicas = replicas
         self._learn_partitions = learn_partitions  # an instance without an active task may not know the partition count
-        self._idle_since: dict[TaskId, int] = {}
         self._told: tuple[frozenset[TaskId], int] = (frozenset(), 0)  # warm, missing: as last published
 
     def warm(self) -> frozenset[TaskId]:
@@ -52,11 +50,12 @@ class GroupFollower:
         members = plans(instance.membership.look())
         if member not in members:
             return  # the lease ran out: the next heartbeat joins again
-        owners = writers.owners(instance.tasks.keys() | self.wanted)
+        wanted = instance.lives.wanted  # active here, as the group decided
+        owners = writers.owners(instance.tasks.keys() | wanted)
         writers.give_way(instance.tasks, owners)
         held = instance.tasks
-        instance.lives.keep(self.wanted)
-        due = [one for one in sorted(self.wanted) if not instance.attempts.holds_back(one)]
+        instance.lives.keep(wanted)
+        due = [one for one in sorted(wanted) if not instance.attempts.holds_back(one)]
         writers.connect(one for one in due if one not in held or held[one].role == "standby")
         for task_id in due:
             task = instance.tasks.get(task_id)
@@ -83,7 +82,7 @@ class GroupFollower:
             if surplus and may_release(member, task_id, placed, members):
                 instance.revoke(task_id)
                 changed = True
-        new = sorted(mine - frozenset(instance.tasks) - self.wanted)
+        new = sorted(mine - frozenset(instance.tasks) - wanted)
         if new:
             self._learn_partitions()
         for task_id in new:
@@ -94,10 +93,13 @@ class GroupFollower:
     def _left_idle(self, task_id: TaskId, owner: str | None, members: Mapping[str, MemberPlan], now_ms: int) -> bool:
         """Whether a task's last owner is alive but has not run it for RETAKE_MS: the group took the task from it."""
         plan = None if owner is None or owner == self._instance.membership.member else members.get(owner)
+        life = self._instance.lives[task_id]
         if plan is None or task_id in plan.active:
-            self._idle_since.pop(task_id, None)
+            life.idle_since_ms = None
             return False
-        return now_ms - self._idle_since.setdefault(task_id, now_ms) >= RETAKE_MS
+        if life.idle_since_ms is None:
+            life.idle_since_ms = now_ms
+        return now_ms - life.idle_since_ms >= RETAKE_MS
 
     def _tell(self, missing: int, changed: bool) -> None:
         warm, missed = self._told

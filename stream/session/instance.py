@@ -248,8 +248,6 @@ class Instance:
         self.leave_offsets()
         active, added = self._active(), frozenset(added)
         self.lives.adopt(added)
-        if self.follower is not None:
-            self.follower.wanted |= added
         try:
             raise_worst(self._hold(frozenset(active | added), frozenset(self.tasks) - active - added))
         except (Unavailable, Fenced) as error:
@@ -270,8 +268,6 @@ class Instance:
         """Give these up, because they are active elsewhere: uncommitted changes are discarded."""
         gone = frozenset(tasks)
         self.lives.give_back(gone)
-        if self.follower is not None:
-            self.follower.wanted -= gone
         for task_id in gone & self._active():
             self.revoke(task_id)
         self.membership.publish()

@@ -63,6 +63,7 @@ class Life:
     unwritten: Unwritten | None = None
     left: Left | None = None  # it ran here and was given up in order
     given: bool = False  # likewise, and it is still open here
+    idle_since_ms: int | None = None  # it is wanted here, and its owner is alive and does not run it
 
     def named(self) -> None:
         """The caller names the task: it knows of a loss."""
