@@ -44,10 +44,10 @@ class Lives:
 
     def line(self, who: str, record: logging.LogRecord) -> None:
         """A line of the product's log that is about a task."""
-        event = str(getattr(record, "event", "a line"))
-        if hasattr(record, "task") and event not in UNNOTED:
+        event, task = str(getattr(record, "event", "a line")), getattr(record, "task", None)
+        if task is not None and event not in UNNOTED:
             told = [str(getattr(record, name)) for name in NOTED if hasattr(record, name)]
-            self.step(who, record.task, ", ".join([event, *told]))
+            self.step(who, task, ", ".join([event, *told]))
 
     def step(self, who: str, task: object, step: str) -> None:
         """A step of a task's life in a process."""

@@ -29,7 +29,7 @@ from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.offsets import TaskId
 from standfast.restore.verify.verify import committed_views, verify_task
 from standfast.store.native_module import SWITCH
-from standfast.stream.task import waiting
+from standfast.stream.tasks import attempts
 from support.kafka import light_broker
 from support.kafka_bench import WAIT_S, KafkaBench, rows, transaction
 from support.places import SUPPORT
@@ -301,7 +301,7 @@ def test_task_is_not_opened_while_an_open_transaction_hides_rows_of_its_changelo
 def test_shared_task_is_opened_once_no_transaction_hides_its_rows_and_delays_no_other(
     bench: KafkaBench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(waiting, "LATER_MS", 200)
+    monkeypatch.setattr(attempts, "LATER_MS", 200)
     given: dict[str, Any] = {"placement": "shared", "partitions": 2, "background": True, "restart_grace_ms": 0}
     bench.session("a", **given).close()  # which has created the changelog
     foreign = transaction(bench, "hidden")

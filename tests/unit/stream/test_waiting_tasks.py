@@ -100,7 +100,7 @@ def test_assigned_task_that_had_to_wait_is_opened_without_another_call(bench: Be
 
 
 def test_assigned_task_that_another_instance_took_while_it_waited_is_lost(bench: Bench) -> None:
-    settings = headless(bench) | {"lease_ms": 60_000}
+    settings: dict[str, Any] = {**headless(bench), "lease_ms": 60_000}
     session = bench.session(**settings, take_over=False)
     with storage_away(), pytest.raises(sf.Unavailable):
         session.assign(active=[0, 1])
