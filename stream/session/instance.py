@@ -191,7 +191,7 @@ class Instance:
         if is_of_log(error) and not isinstance(error, WAITS):
             raise error
         refused[task_id] = error
-        if isinstance(error, WAITS):
+        if isinstance(error, (*WAITS, Held)):
             # A group or a leader that places tasks tries again by itself.
             again = Again("assign") if self.shared is None and self.follower is None else None
             self.attempts.later(task_id, error, active=active, again=again)
@@ -461,6 +461,7 @@ class Instance:
         task = opened.task
         task.count_in(self.counters)
         self.tasks[task.id] = task
+        self.lives[task.id].given = False
         self.membership.stale |= self.managed is None
         self.counters.wipes.update(set(opened.lost.values()))
         self.counters.store_wipes.update(opened.lost.items())

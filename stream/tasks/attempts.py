@@ -33,7 +33,7 @@ def raise_worst(refused: Refused) -> None:
     """Raise the error of one refused task, if there is any: first one that does not end by waiting; tell the others."""
     worst = min(refused, key=lambda one: (isinstance(refused[one], Unavailable), one), default=None)
     for task_id, error in refused.items():
-        if task_id != worst and not isinstance(error, WAITS):  # these were told
+        if task_id != worst and not isinstance(error, (*WAITS, Held)):  # these were told
             about = as_event("task_not_opened", task=task_id)
             logger.error("task %s cannot be opened: %s", task_id, error, extra=about)
     if worst is not None:

@@ -58,7 +58,7 @@ def plan_commit(
         elif task in running:
             due[task] = own
         # Their records are processed again anyway, so skipping the offsets loses nothing.
-        elif lives[task].given_back or (task in waiting and replayed):
+        elif lives.is_given_back(task) or (task in waiting and replayed):
             left_out.update(own)
         elif task in waiting:
             raise NotReady(

@@ -139,6 +139,11 @@ class Lives:
         found = self._of.get(task)
         return None if found is None else found.lost
 
+    def is_given_back(self, task: TaskId) -> bool:
+        """Whether a task left with a revocation."""
+        found = self._of.get(task)  # a task that was never here gets no life by being asked for
+        return found is not None and found.given_back
+
     # --- attempts ---
 
     def drop(self, task: TaskId) -> None:

@@ -171,6 +171,21 @@ def test_shared_task_whose_directory_is_held_is_tried_at_a_pace(bench: Bench, ca
     assert (sorted(session.tasks()), session.ready) == ([0, 1], True)
 
 
+def test_assigned_task_whose_directory_is_held_is_opened_once_it_is_free(bench: Bench) -> None:
+    bench.active("a", (0, 1), stores=STORES).close()
+    holder = RocksEngine(bench.root / "a/app/0_0", shared=RocksShared(64 << 20))
+    session = bench.session("a", stores=STORES, lease_ms=60_000)
+    with pytest.raises(sf.Held):
+        session.assign(active=[0, 1])
+    bench.clock.advance(HELD_LATER_MS)
+    bench.settle(session)
+    assert (list(session.tasks()), session.ready) == ([1], False)
+    holder.close()
+    bench.clock.advance(HELD_LATER_MS)
+    bench.settle(session)
+    assert (sorted(session.tasks()), session.ready) == ([0, 1], True)
+
+
 def test_shared_task_that_another_instance_opened_is_missing_no_more(bench: Bench) -> None:
     settings = headless(bench)
     session = bench.session(**settings, placement="shared", lease_ms=600_000)
