@@ -30,10 +30,10 @@ WAITS = (SnapshotsAway, TransactionOpen, NoRoom)  # also of committed offsets
 
 
 def raise_worst(refused: Refused) -> None:
-    """Raise the error of one refused task, if there is any: first one that does not end by waiting; tell the others."""
+    """Raise the error of a refused task, if any: first one that waiting does not end. The others are logged."""
     worst = min(refused, key=lambda one: (isinstance(refused[one], Unavailable), one), default=None)
     for task_id, error in refused.items():
-        if task_id != worst and not isinstance(error, (*WAITS, Held)):  # these were told
+        if task_id != worst and not isinstance(error, (*WAITS, Held)):  # logged by `later`
             about = as_event("task_not_opened", task=task_id)
             logger.error("task %s cannot be opened: %s", task_id, error, extra=about)
     if worst is not None:
