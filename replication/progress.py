@@ -86,9 +86,9 @@ class LeaseProgress:
 
     def close(self) -> None:
         """Release the descriptor; the words stay readable in this process."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1  # first: another thread that closes it, too, would close a later file of this number
+        if fd >= 0:
+            os.close(fd)
 
 
 def replay_allowance_ms(wal_bytes: int) -> int:

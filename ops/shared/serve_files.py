@@ -129,10 +129,10 @@ class RunDir:
         if self._socket is not None:
             name, made = self._socket
             remove_own(self.path / name, made)
-        os.ftruncate(self._lock, 0)
-        fcntl.flock(self._lock, fcntl.LOCK_UN)  # a forked process may have the file open as well
-        os.close(self._lock)
-        self._lock = -1
+        lock, self._lock = self._lock, -1
+        os.ftruncate(lock, 0)
+        fcntl.flock(lock, fcntl.LOCK_UN)  # a forked process may have the file open as well
+        os.close(lock)
 
 
 def identity(path: Path) -> Identity:

@@ -118,13 +118,13 @@ class InHand:
 
     def close(self) -> None:
         """Remove the file: this process ends well, or processes no more. Closing twice is fine."""
-        if self._stack is not None:
+        stack, self._stack = self._stack, None
+        text, self._text = self._text, -1  # first: a second close would close a later file of this number
+        if stack is not None:
             faulthandler.disable()
-            self._stack.close()
-            self._stack = None
-        if self._text >= 0:
-            os.close(self._text)
-            self._text = -1
+            stack.close()
+        if text >= 0:
+            os.close(text)
         if self._path is not None:
             _remove(self._path)
             self._path = None

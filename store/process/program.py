@@ -104,9 +104,9 @@ class Forwarded:
 
     def close(self) -> None:
         """Close the child's end in this process. Closing twice is fine."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+        fd, self.fd = self.fd, -1  # first: another thread that closes it, too, would close a later file of this number
+        if fd >= 0:
+            os.close(fd)
 
     def last(self) -> str:
         """The last lines of a child that has ended, at most `WORDS_BYTES` bytes."""
