@@ -65,7 +65,7 @@ def _many(args: argparse.Namespace) -> int:
                 print(story(shrink(outcome, run)), flush=True)
     took_s = time.monotonic() - began
     print(coverage.table())
-    print(f"{len(scripts)} scripts of lives, by what they show:\n{kinds_table(scripts)}")
+    print(f"{len(scripts)} scripts of lives; scripts that show each kind of step:\n{kinds_table(scripts)}")
     print(f"{args.seeds} seeds in {took_s:.0f} s, {len(failed)} failed: {failed[:20]} {dict(checkers)}")
     if args.scripts:
         args.scripts.write_text("".join(f"{script} | {seed}\n" for script, seed in sorted(scripts.items())))

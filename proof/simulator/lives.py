@@ -6,7 +6,7 @@
 A script is one opening of a task in one process: from its first step to its close, or to the end of the process. A
 series of steps that comes again at once counts once.
 
-Rules of this file: it is told, and makes no call of a port.
+Rules of this file: listeners and the world hand steps in; no port is called.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def once(steps: list[str]) -> list[str]:
     found: list[str] = []
     for step in steps:
         found.append(step)
-        while any(found[-length:] == found[-2 * length : -length] for length in range(1, SERIES_MAX + 1)):
-            length = next(one for one in range(1, SERIES_MAX + 1) if found[-one:] == found[-2 * one : -one])
+        lengths = range(1, SERIES_MAX + 1)
+        while length := next((one for one in lengths if found[-one:] == found[-2 * one : -one]), 0):
             del found[-length:]
     return found

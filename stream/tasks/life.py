@@ -82,9 +82,9 @@ class Lives:
             found = self._of[task] = Life()
         return found
 
-    def items(self) -> list[tuple[TaskId, Life]]:
+    def items(self) -> Collection[tuple[TaskId, Life]]:
         """All tasks that were ever known here; any thread may ask."""
-        return list(self._of.copy().items())
+        return self._of.copy().items()
 
     # --- assignment and losses ---
 

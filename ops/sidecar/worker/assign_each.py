@@ -46,10 +46,6 @@ class HeldTasks:
         """Tasks that may process."""
         return {partition: one.task for partition, one in self.tasks.items() if one.is_open}
 
-    def of_role(self, role: str) -> set[int]:
-        """Partitions of the tasks that are held as `active` or as `standby`."""
-        return {partition for partition, one in self.tasks.items() if one.role == role}
-
 
 class SidecarSession(Session):
     """A session whose caller repeats the application's assignment by itself.

@@ -283,7 +283,7 @@ def test_offsets_of_a_standby_are_refused(bench: Bench) -> None:
 
 
 def another_app(session: sf.Session, task: str) -> tuple[Path, bytes]:
-    """Let a task's directory be another application's; returns its marker, and what it was."""
+    """Let a task's directory be another application's; returns its marker, and the content before."""
     marker = session.state_path / task / "STANDFAST"
     kept = marker.read_bytes()
     marker.write_bytes(kept.replace(b'": "app"', b'": "another"'))
