@@ -75,7 +75,7 @@ class Deadly:
             )
         return left_out
 
-    def due(self, tasks: Mapping[TaskId, Task]) -> list[TaskId]:
+    def due(self, tasks: Mapping[TaskId, Task]) -> list[Task]:
         """Given-up tasks to open again, since their notes are gone; looks also whether commits are past others.
 
         Called at the begin of each round.
@@ -92,7 +92,7 @@ class Deadly:
                 del self._known[task_id]
                 self._given_up.discard(task_id)
             elif self._is_over(task) and task_id in self._given_up:
-                again.append(task_id)
+                again.append(task)
         return again
 
     def close(self) -> None:

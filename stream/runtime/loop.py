@@ -25,14 +25,10 @@ from standfast.replication.fetch_limits import LIMITS
 from standfast.replication.log import Record
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.progress import LOOP
-from standfast.replication.record_limits import RecordRefused
 from standfast.store.clock import Clock
 from standfast.store.errors import (
-    BadConfig,
     Corruption,
-    DiskFull,
     Fenced,
-    Held,
     InvalidRequest,
     ListenerFailed,
     StandfastError,
@@ -46,20 +42,19 @@ from standfast.store.log import as_event, logger
 from standfast.store.process.in_hand import FOLDER, InHand
 from standfast.stream.deaths.deadly import Deadly
 from standfast.stream.deaths.death_notes import note_stall
-from standfast.stream.restart import RestartHistory, RestartStrategy
+from standfast.stream.restart import RestartStrategy
 from standfast.stream.runtime.commit_pace import CommitPace
 from standfast.stream.runtime.commits import Commits, groups_before
-from standfast.stream.runtime.guard import can_skip
+from standfast.stream.runtime.failures import RETRY_WAIT_MS, Failures
 from standfast.stream.runtime.holds import Holds, Taken
 from standfast.stream.runtime.runner import RunnerSettings, TaskRunner
-from standfast.stream.runtime.running import RunningTask, gate_is_shut, offsets_text, positions_text, wait_for_task
+from standfast.stream.runtime.running import RunningTask, gate_is_shut, positions_text, wait_for_task
 from standfast.stream.runtime.source_discovery import SourceDiscovery
 from standfast.stream.runtime.source_runs import SourceRuns
 from standfast.stream.runtime.starts import Starts
 from standfast.stream.session.session import SOURCE_READER, Session
 from standfast.stream.task.states import GONE, TaskState
 from standfast.stream.task.task import Outputs, Task
-from standfast.stream.tasks.attempts import LATER_MS, tell_refused, tell_waits
 from standfast.stream.topology.topology import Topology
 
 FETCH_RECORDS_MAX = LIMITS.loop_fetch_records
@@ -69,13 +64,10 @@ BATCH_BYTES = 1 << 20
 LINGER_MS = 100  # Kafka Streams' default for its producers
 SHUT_WAIT_MS = 5
 SOURCE_WAIT_MS = 5  # for records of topics, while sources of one's own run beside them
-RETRY_WAIT_MS = 200
-SERVICE_WAIT_MS = 2_000  # between two openings of a task that waits for a service of its serdes
 CALL_WAIT_MS = 5  # for a result, before the log is polled again
 COMMIT_WAIT_MS = 2  # for records, before commits under way are looked at again
 LAST_CALLS_MS = 10_000  # that the last commit waits for calls in flight; the next owner processes their records again
 PURGE_INTERVAL_MS = 30_000  # Kafka Streams' repartition.purge.interval.ms
-HINT = '; to go on without such records give the source, or the step, on_error="skip" or "dead_letter"'
 
 
 class Loop:
@@ -107,7 +99,6 @@ class Loop:
         session.commit_interval_ms = lambda: self._pace.interval_ms
         self._commits = Commits(clock, self._pace, remote=session.log.remote, threads=session.threads)
         self._before = groups_before(topology.groups)
-        self._restart = restart
         self._batch_bytes = batch_bytes
         self._linger_ms = linger_ms
         self._clock = clock
@@ -117,9 +108,7 @@ class Loop:
         self._held: set[TopicPartition] = set()  # paused because many of their records wait here
         self._shut: set[TopicPartition] = set()  # paused because the gate is shut
         self._rested = False  # whether the last round processed nothing: the gate was shut, or the application paused
-        self._failures: dict[TaskId, RestartHistory] = {}
-        self._reopen_at: dict[TaskId, int] = {}
-        self._fatal: Exception | None = None  # of a task that may not be opened again
+        self._failures = Failures(session, restart, clock)
         self._ended = False  # whether the other tasks had their last commit
         self._next_purge_ms = clock.monotonic_ms() + PURGE_INTERVAL_MS
         self._sources = sources or SourceRuns(clock)
@@ -139,8 +128,9 @@ class Loop:
     def _round(self, timeout_ms: int) -> int:
         self._progress.step(LOOP)
         self._go_on_committing()
-        self._fatal = self._fatal or self._sources.overdue()
-        self._reopen_due()
+        self._failures.fatal = self._failures.fatal or self._sources.overdue()
+        for task in self._deadly.due(self._session.held_tasks()):
+            self._session.open_later(task, "its deaths are forgotten", 0)
         if self._discovery is not None and self._discovery.poll():
             for task_id, one in list(self._running.items()):
                 self._guarded(task_id, one, partial(self._follow_upstream, one))
@@ -248,9 +238,8 @@ class Loop:
                 self._begin(task_id, task)
         for task_id, task in held.items():  # also a standby, and one that restores: they fail in the session's thread
             error = task.error
-            if isinstance(error, ListenerFailed) and task_id not in self._reopen_at and task.state in GONE:
-                self._session.counters.task_failures += 1
-                self._open_later(task_id, error, None, offsets_text(task))
+            if isinstance(error, ListenerFailed) and task.state in GONE and not self._session.lives.has_next(task_id):
+                self._failures.note(task, error)
 
     def _let_go(self) -> None:
         """Commit the tasks that another instance gets, and end their run: the next owner begins where this one ends."""
@@ -388,86 +377,23 @@ class Loop:
         running = self._running.get(task_id)
         # Read before the run ends, because the runner goes with it.
         at = None if running is None else running.runner.failed_at
-        hint = HINT if at or (running is not None and running.runner.failed_behind) else ""
+        behind = running is not None and running.runner.failed_behind
         if running is not None:
             self._leave(task_id)
         if gone or (isinstance(error, (Corruption, Fenced, StateLost)) and not is_of_serde(error)):
             # Such a task is the session's to open again or to give up; a restart would only repeat the error.
             logger.warning("task %s stops: %s", task_id, error, extra=as_event("task_stopped", task=task_id))
             return
-        self._session.counters.task_failures += 1
-        self._open_later(task_id, error, at, offsets_text(task), hint if can_skip(error) else "")
-
-    def _open_later(self, task_id: TaskId, error: Exception, at: str | None, committed: str, hint: str = "") -> None:
-        """`at`: source offset of the failed record, None where there was none; `committed`: the task's last commit."""
-        now_ms = self._clock.monotonic_ms()
-        if isinstance(error, (Unavailable, DiskFull)):
-            if task_id in self._failures:
-                self._failures[task_id].interrupted()
-            # Not the task's fault: it waits for the log as long as needed, and goes on as soon as the log is back.
-            if self._session.disk.room.text:  # the instance says so once a minute, for all of its tasks
-                self._reopen_at[task_id] = now_ms + LATER_MS
-                return
-            service = error.service if isinstance(error, Unavailable) else "the disk"
-            tell_waits(task_id, service, error)
-            # To open a task again costs more than to ask a service once, which no part of the session watches.
-            of_log = service in (Unavailable.service, "the disk")
-            self._reopen_at[task_id] = now_ms + (RETRY_WAIT_MS if of_log else SERVICE_WAIT_MS)
-            return
-        if isinstance(error, RecordRefused) and error.of_output:
-            self._reopen_at[task_id] = now_ms  # no failure yet: as it is sent again, its source's on_error decides
-            tell_refused(task_id, error)
-            return
-        if isinstance(error, BadConfig):
-            # Such as a revoked permission: it stays wrong until a person puts it right.
-            self._fatal = self._fatal or error
-            return
-        history = self._failures.setdefault(task_id, RestartHistory(self._restart))
-        delay_ms = history.failed(now_ms, at or committed)
-        if delay_ms is None:
-            error.add_note(f"task {task_id} is given up: {history.reason}{hint}")
-            logger.error(
-                "task %s is given up: %s%s",
-                task_id,
-                history.reason,
-                hint,
-                exc_info=error,
-                extra=as_event("task_given_up", task=task_id, failures=history.failures, source=at),
-            )
-            self._fatal = self._fatal or error
-            return
-        where = f"at {at}" if at else f"(committed: {committed})"
-        about = as_event("task_failed", task=task_id, failures=history.failures, source=at, restart_ms=delay_ms)
-        logger.error("task %s failed (%d so far) %s, opened again in %d ms%s", task_id, history.failures, where,
-                     delay_ms, hint, exc_info=error, extra=about)  # fmt: skip
-        self._reopen_at[task_id] = now_ms + delay_ms
-
-    def _reopen_due(self) -> None:
-        now_ms = self._clock.monotonic_ms()
-        self._reopen_at |= dict.fromkeys(self._deadly.due(self._session.held_tasks()), now_ms)
-        for task_id in [one for one, at_ms in self._reopen_at.items() if at_ms <= now_ms]:
-            task = self._session.held_tasks().get(task_id)
-            if task is not None and task.leaving:
-                continue
-            del self._reopen_at[task_id]
-            if task is None or task.state not in GONE:
-                continue
-            try:
-                self._session.reopen(task_id)
-            except (Held, Fenced) as other:
-                about = as_event("task_not_reopened", task=task_id)
-                logger.warning("task %s is not opened again: %s", task_id, other, extra=about)
-            except StandfastError as again:
-                self._open_later(task_id, again, None, offsets_text(task))
+        self._failures.note(task, error, at=at, behind=behind)
 
     def _raise_fatal(self) -> None:
         """Raise the error of a task that is given up, once the other tasks have committed their work."""
-        if self._fatal is None:
+        if self._failures.fatal is None:
             return
         if not self._ended:
             self._ended = True
             self._commit_all()
-        raise self._fatal
+        raise self._failures.fatal
 
     # --- one round ---
 
@@ -578,9 +504,7 @@ class Loop:
 
     def _wait_for_log(self, error: Unavailable) -> None:
         logger.warning("the log does not answer, trying again: %s", error, extra=as_event("log_away"))
-        # An outage must not use up the ten minutes without a commit of tasks that failed before it.
-        for history in self._failures.values():
-            history.interrupted()
+        self._failures.interrupted()
         self._clock.sleep_ms(RETRY_WAIT_MS)
 
     def _out_of_reach(self, lost: StateLost) -> None:
@@ -735,9 +659,7 @@ class Loop:
             return
         full = len(self._commits) + 1 >= self._pace.room  # this one is not among them any more
         self._pace.took(self._clock.monotonic_ms() - began_ms, full=full)
-        history = self._failures.get(running.task.id)
-        if history is not None:
-            history.committed()
+        self._failures.committed(running.task.id)
 
     def _go_on_committing(self) -> None:
         """Continue the commits whose calls to the log have returned; wait for one that takes very long."""

@@ -384,11 +384,11 @@ class Instance:
         # Each look reads all members: in a group of hundreds a second of looks would cost more than all else.
         return max(RESTORING_TICK_MS if self.readiness.restorer.tasks else TAKE_OVER_TICK_MS, self.membership.size)
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether no task is on its way to another state, or to this instance."""
+    def rests_for(self, for_ms: int) -> bool:
+        """Whether no task is on its way to another state, or to this instance, or will be within that time."""
         waits = self.managed is not None and self.managed.waits_for_owner
-        return self.lives.is_settled and not (waits or self.readiness.restorer.tasks)
+        until_ms = self._clock.monotonic_ms() + for_ms
+        return not (waits or self.readiness.restorer.tasks) and self.lives.rests_until(until_ms)
 
     def follow_now(self) -> None:
         """Decide about tasks in the next round, and not after the interval."""
@@ -579,7 +579,8 @@ class Instance:
             elif task is None and life.standby:
                 self._return_to_standby(task_id, again)
             elif task is not None and task.state in GONE:
-                self._start_over(task_id, again.reason, again.loss, now_ms)
+                if not task.leaving:  # else it is closed, or the move is taken back
+                    self._start_over(task_id, again.reason, again.loss, now_ms)
             else:
                 self.lives.drop(task_id)
 
@@ -686,7 +687,8 @@ class Instance:
     def _start_over(self, task_id: TaskId, reason: str, loss: Loss, started_ms: int) -> None:
         """Close a task and open it again: the plan decides again and may refuse; only lost stores are removed."""
         old = self.tasks[task_id]
-        active = old.writer is not None
+        active, loss = old.writer is not None, loss or Loss.unnoted(old.stores.damaged, old.error)
+        clear_frames(old.error)  # they keep handles, and one of those keeps the lock of the directory
         # The caller did not request this: a commit of offsets whose rows are gone must not succeed.
         if active and old.uncommitted:
             old.dropped = reason

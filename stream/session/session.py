@@ -87,10 +87,11 @@ from standfast.stream.task.statistics import RestoreStatistics, SessionCounters,
 from standfast.stream.task.task import Task
 from standfast.stream.task.task_commits import TaskCommits
 from standfast.stream.tasks.attempts import Refused, raise_worst
+from standfast.stream.tasks.life import Again, Lives
 
 Tasks: TypeAlias = Iterable[int | str | TaskId]
 IDLE_WAIT_S = 0.01
-SETTLED_WAIT_S = 0.05  # no task is on its way; records for standbys and orders end the wait
+SETTLED_WAIT_MS = 50  # no task is on its way; records for standbys and orders end the wait
 RETRY_WAIT_S = 0.2
 BULK_WAIT_S = 0.002
 GIVE_WAY_S = 0.001  # enough for a thread that waits for the lock to take it
@@ -568,6 +569,18 @@ class Session(Elsewhere, Closing):
             if task is not None:
                 self._commits.put_off(task, {at: offset})
 
+    @property
+    def lives(self) -> Lives:
+        """The lives of this instance's tasks."""
+        return self._instance.lives
+
+    def open_later(self, task: Task, why: str, later_ms: int) -> None:
+        """Have the background work open a failed task again in so many milliseconds."""
+        # Without the lock, for which its caller must not wait: a task that leaves may wait for a commit of that thread.
+        again = Again("assign")
+        self._instance.attempts.soon(task.id, why, later_ms, active=task.role == "active", again=again)
+        self._wake.set()
+
     def follow_now(self) -> None:
         """Have the background work look at once at the tasks that come here or leave."""
         self._instance.follow_now()
@@ -723,8 +736,8 @@ class Session(Elsewhere, Closing):
                 with self._lock:
                     if self._instance.poll_once():
                         wait_s = 0.0
-                    elif self._instance.is_settled:
-                        wait_s = SETTLED_WAIT_S
+                    elif self._instance.rests_for(SETTLED_WAIT_MS):
+                        wait_s = SETTLED_WAIT_MS / 1_000
                 self.external_consumer.monitor()
             except (Unavailable, Corruption) as error:
                 if not self._retries(error):

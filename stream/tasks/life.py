@@ -14,7 +14,8 @@ assign, on_assign and reopen that name a lost task end its loss; on_revoke gives
 lost task, so their offsets must not be committed as if the writes were there, not even by a later opening of the same
 task here: the loss lasts until the caller shows that it knows.
 
-Rules of this file: pure; no task, log, clock or thread. One thread changes lives, others read.
+Rules of this file: pure; no task, log, clock or thread. The session's lock guards changes, but for the failures and the
+next attempt of a failed task, which its loop notes. Any thread may read.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.pauses import Left
 from standfast.store.task.commit_record import Unwritten
 from standfast.stream.loss import Loss
+from standfast.stream.restart import RestartHistory
 
 
 class Again(NamedTuple):
@@ -59,6 +61,7 @@ class Life:
     given_up: bool = False
     given_back: bool = False  # it left with a revocation
     attempt: Attempt | None = None
+    failures: RestartHistory | None = None  # of its processing, once it has failed here
     # Of a closed task that comes again: the log has the commit of these rows, and no directory has.
     unwritten: Unwritten | None = None
     left: Left | None = None  # it ran here and was given up in order
@@ -111,7 +114,7 @@ class Lives:
             loss = one.lost if task in staying else None
             one.named()
             one.lost = loss
-        for task, one in self._of.items():
+        for task, one in self.items():
             one.wanted, one.standby = task in wanted, task in standbys
             # Not forgotten: a caller with offsets of a task that it dropped must get Fenced and not InvalidRequest.
             one.given_up = one.lost is not None and task not in staying
@@ -153,7 +156,7 @@ class Lives:
 
     def keep(self, active: Collection[TaskId], standby: Collection[TaskId] | None = None) -> None:
         """Forget the attempts at tasks that are not to come here any more; None: whatever their standbys."""
-        for task, one in self._of.items():
+        for task, one in self.items():
             if one.attempt is not None and task not in active:
                 stays = not one.attempt.active if standby is None else task in standby
                 one.attempt = one.attempt if stays else None
@@ -163,20 +166,26 @@ class Lives:
         found = self._of.get(task)
         return found is not None and found.attempt is not None and now_ms < found.attempt.due_ms
 
+    def has_next(self, task: TaskId) -> bool:
+        """Whether a further attempt at a task is noted."""
+        found = self._of.get(task)
+        return found is not None and found.attempt is not None
+
     def due(self, now_ms: int) -> list[tuple[TaskId, Attempt, Again]]:
         """The tasks that the instance is to open now, or again."""
-        found = ((task, one.attempt) for task, one in sorted(self._of.items(), key=lambda one: one[0]))
-        return [(task, at, at.again) for task, at in found if at and at.again is not None and at.due_ms <= now_ms]
+        found = ((task, one.attempt) for task, one in self.items())
+        due = [(task, at, at.again) for task, at in found if at and at.again is not None and at.due_ms <= now_ms]
+        return sorted(due, key=lambda one: one[0])
 
     def awaited(self, *, active: bool = False) -> dict[TaskId, str]:
         """The tasks that are opened later, and why not now; `active`: those that are to be active here alone."""
         found = ((task, one.attempt) for task, one in self.items())
         return {task: at.why for task, at in found if at is not None and not at.soon and (at.active or not active)}
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether the instance is to open no task again."""
-        return not any(one.attempt is not None and one.attempt.again is not None for one in self._of.values())
+    def rests_until(self, at_ms: int) -> bool:
+        """Whether the instance is to open no task before that time."""
+        attempts = (one.attempt for _, one in self.items())
+        return not any(at is not None and at.again is not None and at.due_ms <= at_ms for at in attempts)
 
     # --- tasks that leave in order ---
 

@@ -43,6 +43,8 @@ LACKS = {
     "commit_tasks": "its `commit` calls it, since that is where the consumer is asked",
     "forked": "the hook of a fork calls it, in the child",
     "follow_now": "an application's loop calls it, which has no asynchronous session",
+    "lives": "an application's loop keeps failures in them, and has no asynchronous session",
+    "open_later": "an application's loop calls it, which has no asynchronous session",
     "held_tasks": "an application's loop calls it, which has no asynchronous session",
     "join_checkpoints": "an application's loop calls it, which has no asynchronous session",
     "misses_partitions": "an application's loop asks for it, which has no asynchronous session",

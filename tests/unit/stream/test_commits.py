@@ -17,7 +17,7 @@ from standfast.store.process.threads import THREADS
 from standfast.stream.runtime import commits
 from standfast.stream.runtime.commit_pace import LEAST_ROOM, CommitPace
 from standfast.stream.runtime.commits import HOLD_MS, Commits, groups_before
-from standfast.stream.runtime.loop import RETRY_WAIT_MS
+from standfast.stream.runtime.failures import RETRY_WAIT_MS
 from standfast.stream.steps import Steps, run_steps
 from standfast.stream.task.states import TaskState
 from standfast.stream.task.task import Task

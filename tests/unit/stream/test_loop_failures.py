@@ -10,7 +10,7 @@ import pytest
 
 import standfast as sf
 from standfast.replication.offsets import TaskId
-from standfast.stream.runtime.loop import RETRY_WAIT_MS
+from standfast.stream.runtime.failures import RETRY_WAIT_MS
 from support.apps import Running, create, write
 from support.loops import Seen, fail, reads
 from support.sessions import Bench

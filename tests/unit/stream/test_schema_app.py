@@ -15,7 +15,7 @@ import pytest
 import standfast as sf
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TopicPartition
-from standfast.stream.runtime.loop import SERVICE_WAIT_MS
+from standfast.stream.runtime.failures import SERVICE_WAIT_MS
 from support.apps import Drive, Running, create, headers_of, written
 from support.pages import blocks
 from support.registry import SchemaRegistry
