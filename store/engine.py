@@ -12,12 +12,13 @@ Rules of this file: no outside library, no store types. Two engines implement th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, TypeAlias
 
+WRITE_STOPPED = "is-write-stopped"  # RocksDB waits for compaction before it takes more
 DEFAULT_FAMILY = "default"
 
 Row: TypeAlias = tuple[bytes, bytes]
@@ -43,6 +44,19 @@ class EngineStatistics:
     pending_compaction_bytes: int = 0
     families: int = 0
     properties: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def total(cls, parts: Iterable[EngineStatistics]) -> EngineStatistics:
+        """The sums over the families of a store."""
+        found = list(parts)
+        return cls(
+            sum(one.sst_bytes for one in found),
+            sum(one.memtable_bytes for one in found),
+            sum(one.keys_estimate for one in found),
+            sum(one.pending_compaction_bytes for one in found),
+            len(found),
+            {WRITE_STOPPED: max((one.properties.get(WRITE_STOPPED, 0) for one in found), default=0)},
+        )
 
 
 class RowScan(Protocol):

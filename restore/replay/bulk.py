@@ -43,8 +43,8 @@ from standfast.store.errors import StandfastError, StateLost, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.specs import StoreSpec
 from standfast.store.task.commit_record import StoreTimes
+from standfast.store.task.ingested import FilesRefused
 from standfast.store.task.state_dir import BULK_FOLDER
-from standfast.store.task.task_stores import FilesRefused
 
 ATTEMPTS_MAX = 3
 LEVEL0_PROPERTY = "num-files-at-level0"

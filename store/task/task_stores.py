@@ -28,18 +28,23 @@ from standfast.store.buffer.twins import buffer_type
 from standfast.store.clock import measured_ns
 from standfast.store.disk import DiskGuard
 from standfast.store.engine import DEFAULT_FAMILY, Engine, EngineStatistics, KeyRange, Prepared
-from standfast.store.errors import Closed, Corruption, InternalError, InvalidRequest, StandfastError, UnknownStore
+from standfast.store.errors import Closed, Corruption, InvalidRequest, StandfastError, UnknownStore
 from standfast.store.failpoint import reach
 from standfast.store.file_errors import NoRoom, told
-from standfast.store.log import as_event, logger
 from standfast.store.memory import MemoryEngine
 from standfast.store.names import few
-from standfast.store.rocks.lookups import hidden_row
 from standfast.store.rocks.open_engine import open_engine
 from standfast.store.rocks.opening import RocksShared
 from standfast.store.rocks.wal import refuse_damaged_wal
 from standfast.store.specs import StoreSpec, as_stored, definition_changes
 from standfast.store.task import definitions_file
+from standfast.store.task.changed_stores import (
+    copy_interrupted,
+    gone_stores,
+    refuse_changed,
+    refuse_last_copies,
+    tell_emptied,
+)
 from standfast.store.task.commit_record import (
     CUT_KEY,
     INGESTING_KEY,
@@ -55,6 +60,7 @@ from standfast.store.task.commit_record import (
     read_record,
 )
 from standfast.store.task.heads import SegmentHeads
+from standfast.store.task.ingested import FilesRefused, ingest_files
 from standfast.store.task.state_dir import check_marker, write_marker
 from standfast.store.types.kinds import open_store
 from standfast.store.types.segments import store_of_family
@@ -62,7 +68,6 @@ from standfast.store.types.typed import FamilyRows, LoggedRecord, TypedStore
 
 AnyStore = TypedStore[Any, Any, Any]
 
-WRITE_STOPPED = "is-write-stopped"  # RocksDB waits for compaction before it takes more
 # So many new families cost less by another opening that creates all (measured: 30 ms) than one by one (6 ms each).
 OPENED_AGAIN_FOR = 8
 PREPARED_ROWS_MIN = 100  # fewer rows take less time than it takes to prepare them apart
@@ -327,7 +332,7 @@ class TaskStores:
                     self.engine.write({DEFAULT_FAMILY: {INGESTING_KEY: mark}})
                     self.engine.flush(DEFAULT_FAMILY)
                     reach("ingest.marked")
-                self._take_files(name, by_family, lookups)
+                ingest_files(self.engine, f"task {self.task}, store {name!r}", by_family, lookups)
                 record = replace(cut, task=self.task).encode()
                 mark_left = encode_ingesting(*sorted(others)) if others else None
                 self.engine.write({DEFAULT_FAMILY: {CUT_KEY: record, INGESTING_KEY: mark_left}})
@@ -342,29 +347,6 @@ class TaskStores:
         self.cut = cut
         # At the times of the cut: staged rows that make others dead are not written yet, and may never be.
         self._drop(self._expired(cut.stores), cut.stores)
-
-    def _take_files(
-        self, name: str, by_family: Mapping[str, Sequence[Path]], lookups: Sequence[tuple[str, bytes]] | None
-    ) -> None:
-        """Ingest files family by family; see `ingest`."""
-        try:
-            for family, paths in by_family.items():
-                self.engine.create_family(family)
-                self.engine.ingest(family, paths)
-                reach("ingest.family")
-            lookup = next((one for one in lookups or () if one[0] in by_family), None)
-            hidden = None if lookup is None else hidden_row(self.engine, *lookup)
-        except (Corruption, InternalError, InvalidRequest) as error:  # not of the disk, and not of a closed engine
-            if lookups is None:
-                raise
-            raise FilesRefused(
-                f"task {self.task}, store {name!r}: RocksDB does not take these files ({error.__cause__ or error})"
-            ) from error
-        if hidden is not None:
-            raise FilesRefused(
-                f"task {self.task}, store {name!r}: a get does not find the row {hidden[:64].hex()} of these files: "
-                "their filter hides it"
-            )
 
     def unreadable(self, name: str, records: Sequence[LoggedRecord]) -> LoggedRecord | None:
         """The first of these changelog records that this store can never have written; None if they are all sound."""
@@ -465,15 +447,7 @@ class TaskStores:
     def statistics(self, name: str) -> EngineStatistics:
         """Sizes of one store."""
         engine = self._engine_of(name)
-        parts = [engine.statistics(family) for family in self.store(name).families()]
-        return EngineStatistics(
-            sst_bytes=sum(part.sst_bytes for part in parts),
-            memtable_bytes=sum(part.memtable_bytes for part in parts),
-            keys_estimate=sum(part.keys_estimate for part in parts),
-            pending_compaction_bytes=sum(part.pending_compaction_bytes for part in parts),
-            families=len(parts),
-            properties={WRITE_STOPPED: max((part.properties.get(WRITE_STOPPED, 0) for part in parts), default=0)},
-        )
+        return EngineStatistics.total(engine.statistics(family) for family in self.store(name).families())
 
     def stalled_ms(self) -> int:
         """Milliseconds for which the database, one for all stores of a task, held writes back since its opening."""
@@ -568,31 +542,16 @@ class TaskStores:
             raise
         self.specs = as_stored(self.specs, stored, looks=self._careful)
         declared = {name: spec.placed_definition() for name, spec in self.specs.items()}
-        self._refuse_changed(stored, declared)
-        self._refuse_last_copies(stored, declared)
+        refuse_changed(self.directory, stored, declared)
+        refuse_last_copies(self.engine, self.directory, self.task, stored, declared)
         self.copying = {name: folder for name, folder in marked.items() if folder and name in self.specs}
         if self._careful:
             return cut
         if self.copying:
-            unfinished = Corruption(
-                f"{where}: a crash interrupted the copy of the rows of {few(sorted(self.copying))} from a "
-                "damaged database: they are copied again"
-            )
-            unfinished.families = frozenset(self.copying)
-            raise unfinished
-        gone = {
-            name for name, old in stored.items() if name not in declared or old["engine"] != declared[name]["engine"]
-        }
-        # Memory stores keep no rows over a restart, so no position of theirs may count.
-        gone |= {name for name, spec in self.specs.items() if spec.engine == "memory"}
-        # Rows of a store that the record does not know remain from a drop that a crash interrupted.
-        gone |= declared.keys() - stored.keys()
+            raise copy_interrupted(where, self.copying)
         unsure = marked.keys()
-        if unsure:
-            about = as_event("import_interrupted", task=self.task, stores=sorted(unsure))
-            logger.warning("task %s: a crash interrupted the import of files into %s: the store is emptied and begins "
-                           "again", self.task, ", ".join(sorted(unsure)), extra=about)  # fmt: skip
-        gone |= unsure
+        tell_emptied(self.task, unsure, stored.keys() - declared.keys())
+        gone = gone_stores(stored, declared) | unsure
         self.interrupted = frozenset(unsure & declared.keys())
         # Without its position a store is restored from the beginning.
         cut = replace(
@@ -601,21 +560,14 @@ class TaskStores:
             stores={name: times for name, times in cut.stores.items() if name not in gone},
         )
         kept = {name: definition for name, definition in stored.items() if name not in gone}
-        dead = [
-            family
-            for family in self.engine.families()
-            if family != DEFAULT_FAMILY and store_of_family(family) not in kept
-        ]
+        own = sorted(self.engine.families() - {DEFAULT_FAMILY})
+        dead = [family for family in own if store_of_family(family) not in kept]
         # A store leaves the record before its rows are dropped and enters it again after that, so that at every crash
         # the rows of a store in the record are its own.
         if (dead and kept != stored) or unsure:
             self._record(cut, kept, {})
         for family in dead:
             self.engine.drop_family(family)
-        for name in sorted(stored.keys() - declared.keys()):
-            about = as_event("store_dropped", task=self.task, store=name)
-            logger.warning("task %s: store %r is no longer declared: its rows are dropped here, its changelog keeps "
-                           "them", self.task, name, extra=about)  # fmt: skip
         if dead or unsure or declared != stored:
             self._record(cut, declared)
         elif self.engine.durable:  # an earlier version wrote no file, and a crash leaves none
@@ -637,47 +589,6 @@ class TaskStores:
             self.engine.flush(DEFAULT_FAMILY)
         if self.engine.durable:
             definitions_file.keep(self.directory, definitions)
-
-    def _refuse_changed(self, stored: Mapping[str, Any], declared: Mapping[str, Any]) -> None:
-        for name, definition in declared.items():
-            if name not in stored:
-                continue
-            changes = definition_changes(
-                {key: value for key, value in stored[name].items() if key != "engine"},
-                {key: value for key, value in definition.items() if key != "engine"},
-            )
-            if changes:
-                raise InvalidRequest(
-                    f"store {name!r} in {self.directory} was made with another definition ({'; '.join(changes)}): "
-                    "declare it as it was, or give the changed store a new name and drop the old one"
-                )
-
-    def _refuse_last_copies(self, stored: Mapping[str, Any], declared: Mapping[str, Any]) -> None:
-        """Raise InvalidRequest if an opening would drop rows without a changelog, since their store is not declared."""
-        for name, old in stored.items():
-            now = declared.get(name)
-            if old.get("logging", True) or (now is not None and now["engine"] == old["engine"]):
-                continue
-            if not self._holds_rows(name):
-                continue
-            raise InvalidRequest(
-                f"store {name!r} of task {self.task} in {self.directory} has no changelog, so these rows are the only "
-                f"copy, and {'no processor of this task claims it' if now is None else 'its engine is memory now'}: "
-                "declare and connect it as before (a sub-topology whose number changed, because a source was added "
-                "before it, must get its number back); or, to give the rows up, stop the application and move the "
-                "directory away: stores with a changelog are restored"
-            )
-
-    def _holds_rows(self, name: str) -> bool:
-        try:
-            for family in self.engine.families():
-                if family != DEFAULT_FAMILY and store_of_family(family) == name:
-                    with self.engine.scan(family) as scan:
-                        if next(iter(scan), None) is not None:
-                            return True
-        except Corruption:  # damaged rows are rows
-            return True
-        return False
 
     def _open_store(self, spec: StoreSpec, buffer: Buffer, *, read_only: bool = False) -> AnyStore:
         times = self.cut.stores.get(spec.name, StoreTimes())
@@ -739,10 +650,8 @@ class TaskStores:
 
     def _make_families(self, kept: FamilyRows, volatile: FamilyRows) -> None:
         for engine, rows in ((self.engine, kept), (self.memory, volatile)):
-            present = engine.families()
-            for family in rows:
-                if family not in present:
-                    engine.create_family(family)
+            for family in sorted(rows.keys() - engine.families()):
+                engine.create_family(family)
 
     def _expired(self, times: Mapping[str, StoreTimes]) -> dict[str, list[str]]:
         # At the times of the cut: after a crash the rows of a segment that only later writes make dead are live.
@@ -780,10 +689,6 @@ class TaskStores:
             raise Closed(f"task {self.task} is closed")
         if self.poisoned is not None:
             raise StateUnusable(self.task, self.poisoned)
-
-
-class FilesRefused(Corruption):
-    """RocksDB does not take ingested files, or does not find their rows: build them again by RocksDB's own writer."""
 
 
 class StateUnusable(Closed):

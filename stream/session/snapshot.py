@@ -10,9 +10,9 @@ from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.tail.tailer import TailedChangelog
 from standfast.store.clock import Clock
 from standfast.store.disk import DiskState
+from standfast.store.engine import WRITE_STOPPED
 from standfast.store.errors import Corruption, Unavailable, UnknownStore
 from standfast.store.task.commit_record import Position
-from standfast.store.task.task_stores import WRITE_STOPPED
 from standfast.stream.session.instance import Instance
 from standfast.stream.snapshot_counts import DownloadStatistics
 from standfast.stream.stream_time import CLOCK_KEY

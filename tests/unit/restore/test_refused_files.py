@@ -31,7 +31,8 @@ from standfast.store.rocks.lookups import LOOKED_UP_ROWS, hidden_row
 from standfast.store.rocks.sst import SortedFile, write_sorted
 from standfast.store.specs import KeyValueStore
 from standfast.store.task.commit_record import INGESTING_KEY, CommitRecord, Position, StoreTimes, decode_ingesting
-from standfast.store.task.task_stores import FilesRefused, TaskStores
+from standfast.store.task.ingested import FilesRefused
+from standfast.store.task.task_stores import TaskStores
 from support.bulk import BATCHES, BULK, digests, drive, loader
 from support.sessions import START_MS, Bench, four_stores, operate
 from support.sst_files import Alter, lying_filter, newer_version, other_comparator
