@@ -17,7 +17,7 @@ from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.record_limits import RecordRefused
 from standfast.replication.tail.applier import ChangelogApplier
 from standfast.store.buffer.part import CommitPart
-from standfast.store.errors import CommitUnknown, StandfastError, StateLost, Unavailable
+from standfast.store.errors import CommitUnknown, Fenced, StandfastError, StateLost, Unavailable
 from standfast.store.file_errors import NoRoom
 from standfast.store.task.commit_record import CommitRecord, parse_source_key, source_key
 
@@ -122,7 +122,21 @@ def check_log(
                 )
 
 
-def in_doubt(task: TaskId, error: BaseException) -> BaseException:
+def told_of(
+    task: TaskId, error: BaseException, changelogs: Mapping[str, str], *, in_log: bool
+) -> tuple[BaseException, bool]:
+    """The error of a failed commit, and whether it is in doubt: `in_log`, the log may have some or all of it.
+
+    Fenced stays as it is: a fenced caller gives the task up, and the new owner reads the offsets.
+    """
+    if isinstance(error, RecordRefused):
+        error = _named(task, error, changelogs)
+    if not in_log or isinstance(error, Fenced):
+        return error, False
+    return _in_doubt(task, error), True
+
+
+def _in_doubt(task: TaskId, error: BaseException) -> BaseException:
     """The error of a commit that the log may have: CommitUnknown, or marked."""
     if isinstance(error, Unavailable) and not isinstance(error, CommitUnknown):
         why = str(error) if isinstance(error, NoRoom) else type(error).__name__
@@ -137,7 +151,7 @@ def in_doubt(task: TaskId, error: BaseException) -> BaseException:
     return error
 
 
-def named(task: TaskId, error: RecordRefused, changelogs: Mapping[str, str]) -> RecordRefused:
+def _named(task: TaskId, error: RecordRefused, changelogs: Mapping[str, str]) -> RecordRefused:
     """The refusal of a commit's record, with the store that it is a row of; `changelogs`: their topics by store."""
     store = next((name for name, topic in changelogs.items() if topic == error.topic), None)
     where = f"task {task}" if store is None else f"task {task}, a row of store {store!r}"

@@ -31,7 +31,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "hand-over": ("claims, of a live owner", "claims, of a dead owner", "standby ends: promoted", "task_fenced"),
     "hold": ("task_waits_for_log", "gate shuts", "standby ends: no-room"),
     "snapshot": ("snapshot_restored", "snapshot_passed_over", "checkpoint_part_failed"),
-    "refusal": ("task_not_reopened", "take_over_refused", "standby_refused"),
+    "refusal": ("take_over_refused", "standby_refused"),
 }
 
 

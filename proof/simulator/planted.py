@@ -150,23 +150,23 @@ def _forgets_given(right: Function) -> Function:
 
 
 def _offsets_first(right: Function) -> Function:
-    def make_durable(task: Any, batches: Any, commit: Any, cut: Any) -> Any:
-        if task.guarantee == "at_least_once" and commit.offsets:
-            yield partial(task._group.commit, commit.offsets, commit.member, task.writer.claim)
-        return (yield from right(task, batches, commit, cut))
+    def steps(write: Any, batches: Any, commit: Any, cut: Any) -> Any:
+        if write._task.guarantee == "at_least_once" and commit.offsets:
+            yield partial(write._task.group.commit, commit.offsets, commit.member, write._writer.claim)
+        return (yield from right(write, batches, commit, cut))
 
-    return make_durable
+    return steps
 
 
 # --- a wake-up is lost ---
 
 
 def _forgets_to_open(right: Function) -> Function:
-    def open_later(loop: Any, task_id: Any, error: Exception, *rest: Any) -> None:
+    def note(failures: Any, task: Any, error: Exception, **rest: Any) -> None:
         if not isinstance(error, Unavailable):
-            right(loop, task_id, error, *rest)
+            right(failures, task, error, **rest)
 
-    return open_later
+    return note
 
 
 # --- a wipe takes a neighbour with it ---
@@ -185,11 +185,11 @@ def _forgets_all_rows(right: Function) -> Function:
 
 
 def _opens_again(right: Function) -> Function:
-    def lose(instance: Any, task_id: Any, why: str) -> None:
-        if task_id in instance.tasks:
-            instance._start_over(task_id, "fenced", NOTHING, instance._clock.monotonic_ms())
+    def lose(manager: Any, task_id: Any, why: str) -> None:
+        if task_id in manager.tasks:
+            manager._start_over(task_id, "fenced", NOTHING, manager._clock.monotonic_ms())
         else:
-            right(instance, task_id, why)
+            right(manager, task_id, why)
 
     return lose
 
@@ -296,11 +296,12 @@ def _always(right: Function) -> Function:
 
 
 def _hopes(right: Function) -> Function:
-    def write_log(task: Any, writer: Any, batches: Any, commit: Any, size_bytes: int) -> Any:
+    def write_log(write: Any, batches: Any, commit: Any, size_bytes: int) -> Any:
         try:
-            return (yield from right(task, writer, batches, commit, size_bytes))
+            return (yield from right(write, batches, commit, size_bytes))
         except Unavailable:
-            stored = {at: task.applier.position(at) for at in batches if at in task.applier.store_of}
+            applier = write._task.applier
+            stored = {at: applier.position(at) for at in batches if at in applier.store_of}
             return {at: (0 if one is None else one.offset) + len(batches[at]) for at, one in stored.items()}
 
     return write_log
@@ -326,15 +327,15 @@ FIRST = {
     ),
     LIMIT: Bug(LIMIT, "limits", 7, {"standfast.replication.tail.tailer.Tailer._committed": _end_as_limit}),
     WINDOW: Bug(WINDOW, "windows", 2, {"standfast.stream.dsl.final_results.FinalResults.__init__": _forgets_given}),
-    OFFSETS: Bug(OFFSETS, "offsets", 23, {"standfast.stream.task.task.Task._make_durable": _offsets_first}),
+    OFFSETS: Bug(OFFSETS, "offsets", 23, {"standfast.stream.task.commit_write.CommitWrite.steps": _offsets_first}),
     WIPE: Bug(WIPE, "wipe", 45, {"standfast.store.task.task_stores.TaskStores.forget": _forgets_all_rows}),
-    WAKE_UP: Bug(WAKE_UP, "rest", 8, {"standfast.stream.runtime.loop.Loop._open_later": _forgets_to_open}),
+    WAKE_UP: Bug(WAKE_UP, "rest", 8, {"standfast.stream.runtime.failures.Failures.note": _forgets_to_open}),
     CLAIM: Bug(
         CLAIM,
         "claims",
         26,
         {
-            "standfast.stream.session.instance.Instance._lose": _opens_again,
+            "standfast.stream.session.task_manager.TaskManager._lose": _opens_again,
             "standfast.stream.session.writers.Writers._open": _takes_from_any,
         },
     ),
@@ -350,7 +351,7 @@ SECOND = {
     WIPE: Bug(WIPE, "wipe", 4, {"standfast.stream.task.mending.Mender.take_out": _takes_the_next_task}),
     WAKE_UP: Bug(WAKE_UP, "rest", 0, {"standfast.stream.session.managed.ManagedPlacement._is_free": _asks_once}),
     CLAIM: Bug(CLAIM, "claims", 4, {"standfast.stream.session.managed.ManagedPlacement._is_free": _always}),
-    ACK: Bug(ACK, "commits", 72, {"standfast.stream.task.task.Task._write_log": _hopes}),
+    ACK: Bug(ACK, "commits", 72, {"standfast.stream.task.commit_write.CommitWrite._log": _hopes}),
 }
 
 FOUND_WITHIN = 200  # seeds

@@ -14,6 +14,7 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.record_limits import RecordRefused
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, DiskFull, StandfastError, Unavailable
+from standfast.store.file_errors import NoRoom
 from standfast.store.log import as_event, logger
 from standfast.stream.restart import RestartHistory, RestartStrategy
 from standfast.stream.runtime.guard import can_skip
@@ -75,10 +76,10 @@ class Failures:
     def _wait_ms(self, task_id: TaskId, error: StandfastError) -> int:
         if self._session.disk.room.text:  # the instance says so once a minute, for all of its tasks
             return LATER_MS
-        service = error.service if isinstance(error, Unavailable) else "the disk"
-        tell_waits(task_id, service, error)
+        tell_waits(task_id, error)
         # To open a task again costs more than to ask a service once, which no part of the session watches.
-        return RETRY_WAIT_MS if service in (Unavailable.service, "the disk") else SERVICE_WAIT_MS
+        of_service = isinstance(error, Unavailable) and error.service not in (Unavailable.service, NoRoom.service)
+        return SERVICE_WAIT_MS if of_service else RETRY_WAIT_MS
 
     def _restart_ms(
         self, task: Task, error: Exception, history: RestartHistory, at: str | None, hint: str

@@ -31,7 +31,6 @@ from standfast.store.errors import (
     Fenced,
     InvalidRequest,
     ListenerFailed,
-    StandfastError,
     StateLost,
     Unavailable,
     UnknownStore,
@@ -52,7 +51,9 @@ from standfast.stream.runtime.running import RunningTask, gate_is_shut, position
 from standfast.stream.runtime.source_discovery import SourceDiscovery
 from standfast.stream.runtime.source_runs import SourceRuns
 from standfast.stream.runtime.starts import Starts
-from standfast.stream.session.session import SOURCE_READER, Session
+from standfast.stream.session.host import SOURCE_READER
+from standfast.stream.session.session import Session
+from standfast.stream.task.purge import Purge
 from standfast.stream.task.states import GONE, TaskState
 from standfast.stream.task.task import Outputs, Task
 from standfast.stream.topology.topology import Topology
@@ -67,7 +68,6 @@ SOURCE_WAIT_MS = 5  # for records of topics, while sources of one's own run besi
 CALL_WAIT_MS = 5  # for a result, before the log is polled again
 COMMIT_WAIT_MS = 2  # for records, before commits under way are looked at again
 LAST_CALLS_MS = 10_000  # that the last commit waits for calls in flight; the next owner processes their records again
-PURGE_INTERVAL_MS = 30_000  # Kafka Streams' repartition.purge.interval.ms
 
 
 class Loop:
@@ -110,7 +110,7 @@ class Loop:
         self._rested = False  # whether the last round processed nothing: the gate was shut, or the application paused
         self._failures = Failures(session, restart, clock)
         self._ended = False  # whether the other tasks had their last commit
-        self._next_purge_ms = clock.monotonic_ms() + PURGE_INTERVAL_MS
+        self._purge = Purge(session.log.admin, frozenset(one.name for one in topology.internal), clock)
         self._sources = sources or SourceRuns(clock)
         session.own_sources = self._sources.statistics
         self._starts = Starts(topology, runners.partitions_of, session.log.admin)
@@ -159,7 +159,10 @@ class Loop:
                 # A task that has committed must not wait for the turns of all others, nor one that waits for its room.
                 if self._go_on_returned():
                     self._commit_due()
-        self._purge_due()
+        try:
+            self._purge.step(running.task for running in self._running.values())
+        except Unavailable as error:
+            self._wait_for_log(error)
         self.records_total += processed
         return processed
 
@@ -288,13 +291,6 @@ class Loop:
             committed = task.source_offsets()
             new = [at for at in partitions if at not in committed]
             starts = self._starts.of(new, self._reader.bounds(new)) if new else {}
-        except Unavailable as error:
-            self._wait_for_log(error)
-            return
-        except Exception as error:  # noqa: BLE001 - a take-over just now; `_failed` decides
-            self._failed(task_id, task, error)
-            return
-        try:
             positions = {at: committed[at] if at in committed else starts.get(at, 0) for at in inputs}
             fatal = self._deadly.look(task, group, positions)
             runner = TaskRunner(task, group, self._runners, positions)
@@ -697,24 +693,3 @@ class Loop:
     def _follow_upstream(self, running: RunningTask) -> None:
         self._finish(running)
         running.runner.follow_upstream()
-
-    def _purge_due(self) -> None:
-        """Delete processed records of internal topics, as Kafka Streams purges its repartition topics."""
-        now_ms = self._clock.monotonic_ms()
-        if now_ms < self._next_purge_ms:
-            return
-        self._next_purge_ms = now_ms + PURGE_INTERVAL_MS
-        internal = {one.name for one in self._topology.internal}
-        done = {}
-        for running in self._running.values():
-            try:
-                offsets = running.task.source_offsets()
-            except StandfastError:  # lost just now, which the next round finds out
-                continue
-            done.update({at: offset for at, offset in offsets.items() if at.topic in internal})
-        if not done:
-            return
-        try:
-            self._session.log.admin.delete_records(done)
-        except Unavailable as error:
-            self._wait_for_log(error)

@@ -17,7 +17,7 @@ from standfast.replication.pauses import Left
 from standfast.store.clock import Clock
 from standfast.store.log import as_event, logger
 from standfast.stream.session.giving_up import give, give_all
-from standfast.stream.session.take_over import Holder
+from standfast.stream.session.peers import PeerHost
 from standfast.stream.task.states import GONE, TaskState
 from standfast.stream.task.task import Task
 
@@ -71,9 +71,9 @@ class InstancePart(Protocol):
 class LocalPart:
     """The tasks of this process. `shares`: the next owner may open the same directory, so that tasks close first."""
 
-    def __init__(self, instance: Holder, clock: Clock, *, shares: bool = False) -> None:
+    def __init__(self, instance: PeerHost, clock: Clock, *, shares: bool = False) -> None:
         self._instance = instance
-        instance.readiness.gives_away = True
+        instance.manager.readiness.gives_away = True
         self._clock = clock
         self._shares = shares
         self._next_leave_ms = 0
@@ -81,9 +81,10 @@ class LocalPart:
 
     def follow(self, active: frozenset[TaskId], standby: frozenset[TaskId], is_free: Callable[[TaskId], bool]) -> None:
         """As in `InstancePart`."""
-        instance, lives = self._instance, self._instance.lives
+        instance, manager = self._instance, self._instance.manager
+        lives = manager.lives
         waiting, surplus, closes = [], [], False
-        for task_id, task in list(instance.tasks.items()):
+        for task_id, task in list(manager.tasks.items()):
             if task.role == "active" and task_id in active:
                 task.leaving = False  # the move was taken back before the loop had let it go
                 lives[task_id].given = False
@@ -102,17 +103,17 @@ class LocalPart:
             elif task.role == "standby" and task_id not in active | standby:
                 surplus.append(task_id)
         self._let_go(waiting)
-        held = instance.tasks
-        lives.keep(active)
+        held = manager.tasks
+        manager.come(active)
         coming = [one for one in sorted(active) if one not in held or held[one].role == "standby"]
-        coming = [one for one in coming if not instance.attempts.holds_back(one)]
-        instance.writers.connect(coming)  # also for those that their owner still serves
+        coming = [one for one in coming if not manager.attempts.holds_back(one)]
+        manager.writers.connect(coming)  # also for those that their owner still serves
         # `is_free` last: in a worker process it begins the opening that an order numbers.
         due = [one for one in coming if is_free(one)]
-        with instance.writers.opened(due):
+        with manager.writers.opened(due):
             for task_id in due:
                 # Its former owner reported that it runs the task no more, so it may be taken from a live member.
-                instance.take(task_id, if_free=False)
+                manager.take(task_id, if_free=False)
         if closes:
             instance.follow_now()
             return  # others wait for the report that these tasks are free
@@ -125,13 +126,13 @@ class LocalPart:
         if due:
             self._opened_ms = now_ms
         if now_ms - self._opened_ms < ACTIVES_FIRST_MS and any(
-            task.role == "active" and task.state is TaskState.RESTORING for task in instance.tasks.values()
+            task.role == "active" and task.state is TaskState.RESTORING for task in manager.tasks.values()
         ):
             return  # a task with warm rows runs a round later; standbys get no records before, so opening them can wait
-        for task_id in sorted(standby - instance.tasks.keys()):
+        for task_id in sorted(standby - manager.tasks.keys()):
             if self._is_late(late_ms):
                 return
-            instance.try_standby(task_id)
+            manager.try_standby(task_id)
 
     def _is_late(self, late_ms: int) -> bool:
         """Whether copies are for the next round, since others wait for this one's report and for tasks that come."""
@@ -142,40 +143,42 @@ class LocalPart:
 
     def facts(self) -> InstanceFacts:
         """As in `InstancePart`."""
-        tasks, lives = dict(self._instance.tasks), self._instance.lives
+        manager = self._instance.manager
+        tasks, lives = dict(manager.tasks), manager.lives
         active = frozenset(
             one for one, task in tasks.items()
             if task.role == "active" and task.state not in GONE and not lives[one].given
         )  # fmt: skip
         running = frozenset(one for one in active if tasks[one].state is TaskState.RUNNING)
         lags = {one: 0 for one, task in tasks.items() if task.state is TaskState.STANDBY}
-        for tailed in self._instance.readiness.tailer.changelogs.values():
+        for tailed in self._instance.manager.readiness.tailer.changelogs.values():
             if tailed.task in lags:
                 lags[tailed.task] += tailed.lag
         since = {one: tasks[one].runs_since_ms for one in running}
         left = {one: left for one, left in lives.left.items() if one not in active}
-        no_room = self._instance.readiness.room.reported
+        no_room = self._instance.manager.readiness.room.reported
         return InstanceFacts(running, active - running, lags, since, left, no_room=no_room)
 
     def held(self) -> Collection[TaskId]:
         """As in `InstancePart`."""
-        return self._instance.tasks.keys()
+        return self._instance.manager.tasks.keys()
 
     def give_way(self, owners: Mapping[TaskId, str]) -> None:
         """As in `InstancePart`."""
         # Not those that it has given up: their new owner comes before they are closed here.
-        theirs = {task_id: owner for task_id, owner in owners.items() if not self._instance.lives[task_id].given}
-        self._instance.writers.give_way(self._instance.tasks, theirs)
+        manager = self._instance.manager
+        theirs = {task_id: owner for task_id, owner in owners.items() if not manager.lives[task_id].given}
+        manager.writers.give_way(manager.tasks, theirs)
 
     def give_up(self) -> bool:
         """As in `InstancePart`."""
         if self._shares:
             return False
-        return give_all(self._instance.lives, self._instance.tasks.values(), self._clock.monotonic_ms())
+        return give_all(self._instance.manager.lives, self._instance.manager.tasks.values(), self._clock.monotonic_ms())
 
     def _close(self, task_id: TaskId) -> None:
         logger.info("task %s leaves this instance", task_id, extra=as_event("task_left", task=task_id))
-        self._instance.revoke(task_id)
+        self._instance.manager.revoke(task_id)
 
     def _let_go(self, waiting: Sequence[Task]) -> None:
         """Let the loop commit the next of the tasks that leave and end its run; the round after that closes it."""

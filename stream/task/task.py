@@ -1,18 +1,15 @@
 """One task: the stores of one partition, their changelogs, and the commit that makes everything one cut.
 
     commit                   takes the whole cut in one step: rows, changes, outputs, stream times, progress, times of
-                             the stores; writes and records that come meanwhile belong to the next commit
-     exactly once            log transaction (changelogs, outputs, source offsets) -> one local batch
-     at least once           log append (changelogs, outputs) -> one local batch -> source offsets
-
-    meanwhile                the local batch is filled while the log has the records, and written when that has answered
+                             the stores; writes and records that come meanwhile belong to the next commit; then it
+                             writes the cut to the log, and here (commit_write.py)
+    start                    of sources and clocks, once every store is whole (start.py)
 
     position of a store      the next offset of its changelog, as the log acknowledged it; where a source topic serves
                              as changelog, the source offset that this very commit makes durable
 
-Rules of this file: the order above is the order of durability; a crash between two steps leaves the log ahead of
-the local state, never behind. A commit that fails leaves the task FAILED until it is opened again. Its stores and
-positions are as Kafka Streams' ProcessorStateManager.
+Rules of this file: a crash between two steps leaves the log ahead of the local state, never behind. A commit that fails
+leaves the task FAILED until it is opened again. Its stores and positions are as Kafka Streams' ProcessorStateManager.
 """
 
 from __future__ import annotations
@@ -21,13 +18,11 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any, Never
 
 from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.listeners import Listener
 from standfast.replication.log import (
-    Batches,
     Committed,
     ConsumerMember,
     Group,
@@ -37,21 +32,16 @@ from standfast.replication.log import (
     Outgoing,
     TopicInfo,
 )
-from standfast.replication.metadata_parts import group_metadata, is_part, texts_of
+from standfast.replication.metadata_parts import is_part, texts_of
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.replication.record_limits import RecordRefused, TopicLimits
+from standfast.replication.record_limits import TopicLimits
 from standfast.replication.tail.applier import ChangelogApplier
 from standfast.restore.foreign_offsets import (
     ForeignOffsets,
-    foreign_offsets,
-    recorded_offsets,
-    recorded_tags,
-    tell_of_other_topology,
 )
 from standfast.restore.lost_commits import LostCommits
 from standfast.store.arguments import checked, is_whole, no_option
-from standfast.store.clock import Clock, measured_ns
-from standfast.store.engine import Prepared
+from standfast.store.clock import Clock
 from standfast.store.errors import (
     Corruption,
     Fenced,
@@ -62,9 +52,6 @@ from standfast.store.errors import (
     StateLost,
     Unavailable,
 )
-from standfast.store.failpoint import reach
-from standfast.store.histogram import SECONDS_PER_NS
-from standfast.store.log import as_event, logger
 from standfast.store.names import check_topic
 from standfast.store.process import forks
 from standfast.store.process.interrupts import Flag
@@ -76,14 +63,15 @@ from standfast.store.timestamps import TIMESTAMP_MAX_MS
 from standfast.store.types.kinds import gives_stores
 from standfast.store.types.typed import TIME_MAX_MS
 from standfast.store.value_timestamp import changes_bytes
-from standfast.stream.cut import Committer, Cut, Times, check_log, in_doubt, named, pieces_at, recorded
+from standfast.stream.cut import Committer, Cut, Times, pieces_at, told_of
 from standfast.stream.outgoing import BYTES_TYPES, PARTITION_MAX, check_output, check_taken, checked_size, latest_ms
 from standfast.stream.source_offsets import checked_source_offsets
-from standfast.stream.steps import LogCall, Steps, run_steps
+from standfast.stream.steps import Steps, run_steps
+from standfast.stream.task.commit_write import CommitWrite, WrittenTask
 from standfast.stream.task.settings import Guarantee
+from standfast.stream.task.start import Judges, start_of
 from standfast.stream.task.states import ALLOWED, GONE, TaskState, not_running
-from standfast.stream.task.statistics import Clocks, SessionCounters, log_error
-from standfast.stream.watermarks import CLOCK_KEY, PROGRESS_PREFIX
+from standfast.stream.task.statistics import Clocks, SessionCounters
 
 Outputs = Mapping[TopicPartition, Sequence[Outgoing]]
 
@@ -120,7 +108,7 @@ class Task:
         self.keys_sorted = keys_sorted
         self.id = task
         self.app = app
-        self.guarantee = guarantee
+        self.guarantee: Guarantee = guarantee
         self.stores = stores
         self.applier = applier
         self.state = TaskState.CREATED
@@ -140,15 +128,13 @@ class Task:
         self.leaving = False  # it is another instance's now: the loop commits it and ends its run
         self.keeps_refused = False  # a commit that the log refused before its first byte leaves the task usable
         self.counters = SessionCounters()  # the session's, after `count_in`
-        self.inflight = (0, 0)  # records and bytes given to the log and not acknowledged
         self.on_outputs: Callable[[Outputs, Mapping[TopicPartition, int]], None] | None = None  # after a commit
         self.output_topics: Mapping[str, TopicInfo] = {}  # the known ones, to refuse records that they would refuse
         self.limits = TopicLimits()  # the writer's
         self._group = group
         self._clock = clock
         self._listener = listener
-        self._foreign_offsets = foreign_offsets
-        self._lost_commits = lost_commits
+        self._judges = Judges(foreign_offsets, lost_commits)
         self._spare = spare
         self._topics = topics  # source topics of the task's group; None: any
         self._sources: dict[TopicPartition, int] = {}
@@ -159,8 +145,7 @@ class Task:
         self._commit_ended.set()
         forks.dies_in_child(self)
         self._committer: Committer | None = None  # of the commit under way; entered under the buffer's latch
-        self._log_may_have_it = False  # some or all of the running commit
-        self._prepared: Prepared | None = None  # of the running commit's local write, while the log has its records
+        self._write: CommitWrite | None = None  # of the commit under way, or of the last one
         self._outputs_since_ms = -1
         self._marks: list[tuple[dict[TopicPartition, int], Times, int, bool]] = []  # one for each open savepoint
 
@@ -415,11 +400,11 @@ class Task:
             return None
         buffer.check_commit()
         # Metadata over its limit is refused here, while the changes are still in the buffer.
-        number, shown = self._lost_commits.number(self.stores.cut)
+        number, shown = self._judges.lost_commits.number(self.stores.cut)
         observed = self._observed()
         metadata = CommitMetadata(self.epoch, self.stream_times, observed, self.progress, shown)
         text, pieces = texts_of(metadata, self._spare)
-        self._log_may_have_it = False
+        self._write = None
         try:
             beside = pieces_at(self.applier, pieces) if offsets else {}
             cut = Cut(self.stores.take(), offsets, text, self._times(), number, beside)
@@ -442,14 +427,18 @@ class Task:
             for name, store_changes in changes.items():
                 batches[self.applier.changelogs[name]] = store_changes  # type: ignore[assignment]
             commit = GroupCommit(self.app, cut.committed, member)
-            acknowledged = yield from self._make_durable(batches, commit, cut)
+            if self.writer is None:
+                raise InternalError(f"task {self.id} runs without a writer")
+            written = WrittenTask(self.id, self.stores, self.applier, self._group, self.guarantee, self._owns)
+            self._write = CommitWrite(written, self.writer, self.counters)
+            acknowledged = yield from self._write.steps(batches, commit, cut)
             self.counters.commits["committed"] += 1
             self._sources.update(cut.offsets)
             self._restates = False
             self._committed_times = cut.times
             self._count(changes)
         except BaseException as error:
-            refused = isinstance(error, Unavailable | Corruption) and error.unwritten and not self._log_may_have_it
+            refused = isinstance(error, Unavailable | Corruption) and error.unwritten and not self._may_be_logged
             if refused and self.keeps_refused:
                 self.stores.buffer.put_back()
                 self._taken_times = self._committed_times
@@ -459,24 +448,12 @@ class Task:
                 raise
             # The task fails with the very error that its caller gets: a caller that meets another one assumes that
             # another thread closed the task, and never opens it again.
-            told = self._told_of(error)
+            told, self.in_doubt = told_of(self.id, error, self.changelog_topics(), in_log=self._may_be_logged)
             self._failed(told)
             if told is not error:
                 raise told from error
             raise
         return acknowledged
-
-    def _told_of(self, error: BaseException) -> BaseException:
-        """The error of a failed commit, as CommitUnknown or marked if the log may have the commit.
-
-        Fenced stays as it is: a fenced caller gives the task up, and the new owner reads the offsets.
-        """
-        if isinstance(error, RecordRefused):
-            error = named(self.id, error, self.changelog_topics())
-        if not self._log_may_have_it or isinstance(error, Fenced):
-            return error
-        self.in_doubt = True
-        return in_doubt(self.id, error)
 
     def _failed(self, error: BaseException) -> None:
         """Fail the task after a write that may be half done."""
@@ -493,6 +470,16 @@ class Task:
     def ahead(self, offsets: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
         """Those of the offsets that are above the committed ones."""
         return {at: offset for at, offset in offsets.items() if offset > self._sources.get(TopicPartition(*at), -1)}
+
+    @property
+    def _may_be_logged(self) -> bool:
+        """Whether the log may have some or all of the running commit."""
+        return self._write is not None and self._write.in_log
+
+    @property
+    def inflight(self) -> tuple[int, int]:
+        """Records and bytes that were given to the log and are not acknowledged."""
+        return (0, 0) if self._write is None else self._write.inflight
 
     @property
     def committing(self) -> bool:
@@ -591,7 +578,8 @@ class Task:
         if isinstance(self.error, Fenced):
             return
         self.error = error
-        self._prepared = None
+        if self._write is not None:
+            self._write.prepared = None
         if isinstance(error, Fenced):
             self.stores.fence(str(error))
         if self.state not in GONE:
@@ -615,43 +603,29 @@ class Task:
         Raises StateLost, and changes nothing, for offsets of another client and lost commits of rows without a log.
         """
         committed = {at: one for at, one in offsets.items() if self.is_source(at) and not is_part(one.metadata)}
-        cut = self.stores.cut
-        local = recorded_offsets(cut, self._owns)
-        for at in self.applier.diverged(local, recorded_tags(cut)):
-            logger.warning(
-                "task %s: %s was put back to an earlier state and written on: offset %d, up to which it was read here, "
-                "no longer counts, and reading goes on from the offset that the group committed",
-                self.id,
-                at,
-                local.pop(at),
-                extra=as_event("offset_diverged", task=self.id, source=at),
-            )
-        theirs = self._foreign_offsets.judge(self.id, foreign_offsets(local, committed))
-        self._foreign_offsets.tell(self.id, local, committed)
-        metadata = group_metadata(self.id, committed, offsets, cut.epoch if local_counts else -1)
-        self._lost_commits.judge(self.stores, metadata)
-        self._sources = {at: found.offset for at, found in committed.items()}
-        # Local offsets of a partition without a committed one count under either guarantee: nothing contradicts them.
-        for at, offset in local.items():
-            if local_counts and (at not in committed or (self.guarantee == "at_least_once" and at not in theirs)):
-                if at not in committed or offset > committed[at].offset:  # of a commit that did not reach the group
-                    self._restates = self.commit_requested = True
-                self._sources[at] = max(offset, self._sources.get(at, 0))
-        if theirs:  # so that the consent is needed once
+        found = start_of(
+            self.id,
+            self.stores,
+            self.applier,
+            offsets,
+            committed,
+            self._judges,
+            owns=self._owns,
+            guarantee=self.guarantee,
+            local_counts=local_counts,
+        )
+        self._sources, (self.stream_times, self.progress) = found.sources, found.times
+        if found.restates:
+            self._restates = self.commit_requested = True
+        if found.foreign:  # so that the consent is needed once
             self.restate_sources()
-        self.stream_times = dict(cut.stream_times)
-        self.progress = dict(cut.progress)
-        # Sources, but none of this task's topics: the directory is that of another sub-topology.
-        if cut.sources and not local:
-            tell_of_other_topology(self.id, cut.sources)
-            self.progress.pop(PROGRESS_PREFIX + CLOCK_KEY, None)
-        for one in metadata:
-            self._take_over_times(one)
-        self._keep_times()
+        for name, stamp in found.observed.items():
+            self.stores.observe(name, stamp)
+        self._committed_times = self._taken_times = self._times()
 
     def begin_commits(self) -> None:
         """Count the commits of this epoch from here on. Raises Unavailable, Corruption."""
-        self._lost_commits.begin(self.stores, self.epoch)
+        self._judges.lost_commits.begin(self.stores, self.epoch)
 
     def close(self, later: Callable[[Callable[[], None]], None] = lambda close: close()) -> None:
         """Release log and directory; no flush, and uncommitted changes are discarded. Closing twice is fine.
@@ -682,15 +656,11 @@ class Task:
             # Whatever the writer's close raises: an open store keeps the lock of the directory.
             later(self.stores.close)
 
-    def _keep_times(self) -> None:
-        self._committed_times = self._taken_times = self._times()
-
     @property
     def sources(self) -> list[TopicPartition] | None:
         """The partitions that it reads; None if only the caller knows them."""
-        return (
-            None if self._topics is None else [TopicPartition(one, self.id.partition) for one in sorted(self._topics)]
-        )
+        topics = self._topics
+        return None if topics is None else [TopicPartition(one, self.id.partition) for one in sorted(topics)]
 
     def is_source(self, at: TopicPartition) -> bool:
         """Whether offsets of this partition are this task's."""
@@ -698,78 +668,6 @@ class Task:
 
     def _owns(self, topic: str) -> bool:
         return self._topics is None or topic in self._topics
-
-    def _take_over_times(self, metadata: CommitMetadata) -> None:
-        # The larger of both: no clock goes back, whichever of directory and log is older.
-        for key, stamp in metadata.stream_times.items():
-            self.stream_times[key] = max(stamp, self.stream_times.get(key, -1))
-        for key, value in metadata.progress.items():
-            self.progress[key] = max(value, self.progress.get(key, value))
-        for name, stamp in metadata.observed.items():
-            self.stores.observe(name, stamp)
-
-    def _make_durable(self, batches: Batches, commit: GroupCommit, cut: Cut) -> Steps[Mapping[TopicPartition, int]]:
-        writer = self.writer
-        if writer is None:
-            raise InternalError(f"task {self.id} runs without a writer")
-        self._prepared = None
-        acknowledged = yield from self._write_log(writer, batches, commit, cut.part.size_bytes)
-        self._log_may_have_it = True
-        try:
-            reach("commit.logged")
-            self._write_local(batches, cut, acknowledged, writer)
-        except BaseException:
-            # Acknowledged and not local: under exactly once the next opening writes these rows.
-            self.stores.keep_unwritten(cut.part.rows)
-            raise
-        reach("commit.local")
-        if self.guarantee == "at_least_once" and commit.offsets:
-            # Refused once another instance has the task: it reads on from the offsets committed before it opened.
-            yield partial(self._group.commit, commit.offsets, commit.member, writer.claim)
-        return acknowledged
-
-    def _write_local(
-        self, batches: Batches, cut: Cut, acknowledged: Mapping[TopicPartition, int], writer: LogWriter
-    ) -> None:
-        """Write the acknowledged commit locally, in one batch."""
-        before = self.stores.cut
-        marked = self.guarantee == "exactly_once" and writer.marks_transactions
-        check_log(self.id, before, batches, acknowledged, self.applier, marked=marked)
-        record = recorded(before, cut, acknowledged, self.applier, marked=marked, epoch=writer.epoch, owns=self._owns)
-        prepared, self._prepared = self._prepared, None
-        self.stores.commit(record, prepared)
-
-    def _prepare(self) -> None:
-        self._prepared = self.stores.prepare()
-
-    def _write_log(
-        self, writer: LogWriter, batches: Batches, commit: GroupCommit, size_bytes: int
-    ) -> Steps[Mapping[TopicPartition, int]]:
-        """Pass the records to the log and wait for its acknowledgement; counts the time, and failures."""
-        exactly_once = self.guarantee == "exactly_once"
-        if not batches and not (exactly_once and commit.offsets):
-            if commit.offsets:
-                # Writes nothing, and is refused if a newer owner has the task.
-                yield partial(writer.append, {})
-            return {}
-        self.inflight = (sum(map(len, batches.values())), size_bytes)
-        started_ns = measured_ns()
-        try:
-            if exactly_once:
-                given = commit if commit.offsets else None
-                call: LogCall = partial(writer.transact, batches, given, meanwhile=self._prepare)
-            else:
-                call = partial(writer.append, batches, meanwhile=self._prepare)
-            acknowledged: Mapping[TopicPartition, int] = yield call
-        except BaseException as error:
-            self.counters.changelog_errors[log_error(error)] += 1
-            # A writer marks its errors; any other exception may have come after the log took the commit.
-            self._log_may_have_it = error.in_doubt if isinstance(error, StandfastError) else True
-            raise
-        finally:
-            self.inflight = (0, 0)
-        self.counters.ack_seconds.observe((measured_ns() - started_ns) * SECONDS_PER_NS)
-        return acknowledged
 
     def _observed(self) -> dict[str, int]:
         return {

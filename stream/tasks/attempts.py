@@ -16,12 +16,13 @@ from standfast.replication.log import TransactionOpen
 from standfast.replication.offsets import TaskId
 from standfast.replication.record_limits import RecordRefused
 from standfast.store.clock import Clock
-from standfast.store.errors import Held, StandfastError, Unavailable
+from standfast.store.errors import DiskFull, Held, StandfastError, Unavailable
 from standfast.store.file_errors import NoRoom
 from standfast.store.log import as_event, logger
 from standfast.stream.snapshots.beginning import SnapshotsAway
 from standfast.stream.tasks.life import Again, Attempt, Lives
 
+AGAIN_MS = 500  # between two attempts, while the log does not answer
 LATER_MS = 10_000  # between two attempts: each opens a writer
 HELD_LATER_MS = 500  # where the directory is held: its holder may end soon
 Refused: TypeAlias = dict[TaskId, StandfastError]
@@ -58,6 +59,17 @@ class Attempts:
         logger.log(level, "task %s cannot be opened yet: %s", task_id, why, extra=as_event(event, task=task_id))
         return why
 
+    def waits(self, task_id: TaskId, error: StandfastError, *, active: bool, again: Again) -> bool:
+        """Note another attempt of the instance at a task, if waiting ends the error; returns whether it does."""
+        if isinstance(error, (*WAITS, Held)):
+            self.later(task_id, error, active=active, again=again)
+        elif isinstance(error, (Unavailable, DiskFull)):
+            tell_waits(task_id, error)
+            self.soon(task_id, str(error), AGAIN_MS, active=active, again=again)
+        else:
+            return False
+        return True
+
     def soon(self, task_id: TaskId, why: str, later_ms: int, *, active: bool, again: Again) -> None:
         """Note a task that the instance opens again in so many milliseconds."""
         self._note(task_id, why, later_ms, active, again, soon=True)
@@ -72,8 +84,9 @@ class Attempts:
         return self._lives.holds_back(task_id, self._clock.monotonic_ms())
 
 
-def tell_waits(task_id: TaskId, service: str, error: Exception) -> None:
-    """Say that a task is opened again as soon as a service answers."""
+def tell_waits(task_id: TaskId, error: StandfastError) -> None:
+    """Say that a task is opened again as soon as a service, or the disk, answers."""
+    service = error.service if isinstance(error, Unavailable) else "the disk"
     about = as_event("task_waits_for_log", task=task_id, service=service)
     logger.warning("task %s is opened again when %s answers: %s", task_id, service, error, extra=about)
 

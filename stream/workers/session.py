@@ -24,10 +24,11 @@ from standfast.replication.progress import LeaseProgress
 from standfast.store.errors import InternalError
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.background import Repeated
+from standfast.stream.session.host import CARE_THREAD
 from standfast.stream.session.instance import Instance
 from standfast.stream.session.local_part import LocalPart
 from standfast.stream.session.membership import Membership
-from standfast.stream.session.session import CARE_THREAD, Session
+from standfast.stream.session.session import Session
 from standfast.stream.task.states import TaskState
 from standfast.stream.task.task import Task
 from standfast.stream.workers.orders import ACTIVE, LOST, ReportedTask, WorkerOrder
@@ -172,7 +173,7 @@ class WorkerSession(Session):
         instance = super()._make_instance()
         self._part = LocalPart(instance, self.clock, shares=True)
         instance.ordered = self._follow
-        instance.alone = lambda: self.alone
+        instance.manager.alone = lambda: self.alone
         instance.readiness.join_gate(is_open=False, standbys=False)  # until the first message of the supervisor
         return instance
 

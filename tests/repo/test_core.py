@@ -63,7 +63,7 @@ LEAKS: Mapping[str, tuple[str, ...]] = {
     "stream/app/worker.py": ("stream/workers/counts.py", "stream/workers/session.py"),
     "stream/runtime/holds.py": ("replication/placement/checkpoint.py", "stream/snapshots/parts.py"),
     "stream/session/composition.py": ("replication/placement/topic.py",),
-    "stream/session/follow.py": ("replication/placement/group_standbys.py",),
+    "stream/session/peers.py": ("replication/placement/group_standbys.py",),
     "stream/session/instance.py": (
         "replication/placement/model.py",
         "replication/placement/topic.py",
@@ -85,7 +85,7 @@ LEAKS: Mapping[str, tuple[str, ...]] = {
         "stream/snapshots/coordinator.py",
     ),
     "stream/session/membership.py": ("replication/lease/renewal.py",),
-    "stream/session/session.py": (
+    "stream/session/host.py": (
         "stream/snapshots/care.py",
         "stream/snapshots/keeper.py",
         "stream/snapshots/parts.py",

@@ -78,7 +78,7 @@ EXCEPTIONS: Mapping[tuple[str, str], str] = {
     ("stream/app/app.py", DRAWS): GIVEN,
     ("stream/app/testing.py", FILE_CHANGES): "the folder of a test driver, which its end removes",
     ("stream/session/lease.py", DRAWS): "asks whether the clock is the machine's: only then has the lease a process",
-    ("stream/session/session.py", DRAWS): GIVEN,
+    ("stream/session/host.py", DRAWS): GIVEN,
     ("stream/topology/metadata_room.py", DRAWS): "numbers of a fixed seed",
 }
 

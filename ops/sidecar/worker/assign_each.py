@@ -91,7 +91,7 @@ class SidecarSession(Session):
     def reopen_if_free(self, partition: int) -> None:
         """Open a failed task again. Held if a live member took it over meanwhile: it is lost then."""
         with self._usable():
-            self._instance.reopen(TaskId(0, partition), if_free=True)
+            self._instance.manager.reopen(TaskId(0, partition), if_free=True)
         self._wake.set()
 
 

@@ -46,6 +46,7 @@ from standfast.replication.listeners import Listener
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.replay import restorer
 from standfast.stream.runtime import loop
+from standfast.stream.task import purge
 from support.crash.options import use
 
 APP = "crashapp"
@@ -306,7 +307,7 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     signal.alarm(LIFE_MAX_S)
     loop.RECORDS_PER_TURN = settings["turn_records"]
-    loop.PURGE_INTERVAL_MS = settings["purge_interval_ms"]
+    purge.PURGE_INTERVAL_MS = settings["purge_interval_ms"]
     restorer.BATCH_RECORDS_MAX = settings["restore_records"]
     noted: Noted = {}
     make_app(settings, Strike(**settings["strike"]), Teller(noted), noted).run()

@@ -51,7 +51,7 @@ from standfast.store.specs import KeyValueStore
 from standfast.store.task import task_stores
 from standfast.store.task.task_stores import TaskStores
 from standfast.stream.session.session import Session
-from standfast.stream.task import task as task_module
+from standfast.stream.task import commit_write
 from standfast.stream.task.settings import SessionSettings
 from standfast.stream.task.states import TaskState
 from standfast.stream.task.task import Task
@@ -305,7 +305,7 @@ def watch(session: Session) -> NoReturn:
 def dawdle(most_ms: int, random: Random) -> None:
     """Let steps of commits take up to that long, now and then, so that other threads run between two of them."""
     clock = SystemClock()
-    for module in (task_module, task_stores, rocks):
+    for module in (commit_write, task_stores, rocks):
         reach = module.reach
 
         def late(name: str, reach: Callable[[str], None] = reach) -> None:

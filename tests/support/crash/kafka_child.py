@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # started by path
 import standfast as sf
 from standfast.replication.kafka.writer import KafkaWriter
 from standfast.replication.offsets import TopicPartition
-from standfast.stream.task import task as task_module
+from standfast.stream.task import commit_write
 from support.crash.options import use
 
 LIFE_MAX_S = 60  # an orphan ends by itself
@@ -51,10 +51,10 @@ def stop_once_at(place: str) -> None:
 
         def reach(name: str) -> None:
             if name == "commit.logged":
-                setattr(task_module, "reach", lambda name: None)  # noqa: B010 - it is no name of that module's own
+                setattr(commit_write, "reach", lambda name: None)  # noqa: B010 - it is no name of that module's own
                 stop_here()
 
-        setattr(task_module, "reach", reach)  # noqa: B010
+        setattr(commit_write, "reach", reach)  # noqa: B010
         return
     name = {"before": "transact", "within": "_commit"}[place]
     inner: Any = getattr(KafkaWriter, name)

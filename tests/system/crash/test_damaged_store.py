@@ -317,7 +317,7 @@ def test_rows_without_a_log_of_a_commit_that_only_the_log_has_are_there_when_the
             raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr("standfast.stream.task.task.reach", reach)
+        broken.setattr("standfast.stream.task.commit_write.reach", reach)
         with pytest.raises(KeyboardInterrupt):
             session.commit({("src", 0): 11})
     if by == "reopen":

@@ -31,7 +31,7 @@ from standfast.replication.shapes import dump
 from standfast.replication.topics import rules
 from standfast.replication.topics.changelog import changelog_need, changelog_policy
 from standfast.replication.topics.claims import CLAIM, claim_of
-from standfast.stream.runtime import loop as loop_module
+from standfast.stream.task import purge as purge_module
 from support.secured import WAIT_S, Secured, secured_broker
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
@@ -174,7 +174,7 @@ def said(secured: Secured, need: Need, user: str) -> str:
 def test_application_with_the_permissions_of_the_table_runs(
     secured: Secured, tmp_path: Path, guarantee: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop_module, "PURGE_INTERVAL_MS", 50)
+    monkeypatch.setattr(purge_module, "PURGE_INTERVAL_MS", 50)
     application = Application(secured, tmp_path, guarantee)
     application.allow()
     application.start()
@@ -196,7 +196,7 @@ def test_application_with_the_permissions_of_the_table_runs(
 def test_permission_left_out_is_named_at_once(
     secured: Secured, tmp_path: Path, part: str, operation: str, guarantee: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loop_module, "PURGE_INTERVAL_MS", 50)
+    monkeypatch.setattr(purge_module, "PURGE_INTERVAL_MS", 50)
     application = Application(secured, tmp_path, guarantee)
     application.allow((part, operation))
     application.start()

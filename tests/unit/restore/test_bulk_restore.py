@@ -27,7 +27,7 @@ from standfast.store.errors import Corruption, StateLost, Unavailable
 from standfast.store.native_module import SWITCH
 from standfast.store.process.interrupts import Flag
 from standfast.store.rocks.engine import RocksEngine
-from standfast.stream.session.session import BULK_WAIT_S
+from standfast.stream.session.host import BULK_WAIT_S
 from support.bulk import BATCHES, BULK, digests, drive, loader
 from support.sessions import DAY_MS, HOUR_MS, START_MS, Bench, four_stores, operate
 

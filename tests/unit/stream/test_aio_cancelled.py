@@ -15,7 +15,7 @@ import pytest
 import standfast as sf
 from standfast.replication.listeners import Listener
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.stream.session import session as session_module
+from standfast.stream.session import host as session_module
 from standfast.stream.session.writers import Writers
 from support.sessions import Bench
 

@@ -15,6 +15,7 @@ import pytest
 import standfast as sf
 from standfast.store.memory import MemoryEngine
 from standfast.store.rocks.engine import RocksEngine
+from standfast.stream.task import commit_write
 from standfast.stream.task import task as task_module
 from standfast.stream.task.states import TaskState
 from support.sessions import Bench
@@ -50,7 +51,7 @@ def once_at(monkeypatch: pytest.MonkeyPatch, place: str, act: Callable[[], None]
         if name == place and todo:
             todo.pop()()
 
-    monkeypatch.setattr(task_module, "reach", reach)
+    monkeypatch.setattr(commit_write, "reach", reach)
 
 
 @pytest.mark.parametrize("guarantee", GUARANTEES)

@@ -151,7 +151,7 @@ def test_tasks_at_their_ends_are_written_in_several_rounds_where_each_write_is_s
 def test_thread_that_waits_for_the_lock_gets_it_before_the_round_after_next(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("standfast.stream.session.session.GIVE_WAY_S", 0.2)  # however busy the machine is
+    monkeypatch.setattr("standfast.stream.session.host.GIVE_WAY_S", 0.2)  # however busy the machine is
     monkeypatch.setattr("standfast.restore.replay.restorer.BATCH_RECORDS_MAX", 100)
     filled(bench, 3_000, 1)
     rounds_of: list[int] = []

@@ -11,6 +11,7 @@ import standfast as sf
 from standfast.replication.log import Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.stream.runtime import loop as loops
+from standfast.stream.task.purge import PURGE_INTERVAL_MS
 from support.apps import Running, create, text_of, write, written
 from support.loops import Seen, keys
 from support.sessions import Bench
@@ -101,7 +102,7 @@ def test_processed_records_of_internal_topics_are_purged_and_those_of_others_sta
     one = Running(bench, two_groups(seen))
     one.run()
     one.commit()
-    bench.clock.advance(loops.PURGE_INTERVAL_MS)
+    bench.clock.advance(PURGE_INTERVAL_MS)
     one.run()
     assert written(bench, "app-x-repartition") == []
     assert (len(written(bench, "in")), len(written(bench, "out"))) == (10, 10)
@@ -119,7 +120,7 @@ def test_records_that_are_not_committed_are_not_purged(bench: Bench) -> None:
     one.run()
     one.loop._commit(one.loop._running[TaskId(0, 0)])
     one.run()
-    bench.clock.advance(loops.PURGE_INTERVAL_MS)
+    bench.clock.advance(PURGE_INTERVAL_MS)
     one.run()
     assert len(written(bench, "app-x-repartition")) == 10
 

@@ -12,8 +12,8 @@ import pytest
 import standfast as sf
 from standfast.replication.log import Outgoing, TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition
-from standfast.stream.runtime import loop as loop_module
 from standfast.stream.runtime.loop import Loop
+from standfast.stream.task import purge as purge_module
 from standfast.stream.topology.assembly import assemble
 from support.sessions import Bench
 
@@ -85,14 +85,14 @@ def test_task_whose_next_record_was_purged_by_its_new_owner_is_given_up(bench: B
 
 
 def test_purge_passes_over_tasks_that_are_gone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "PURGE_INTERVAL_MS", 10)
+    monkeypatch.setattr(purge_module, "PURGE_INTERVAL_MS", 10)
     feed(bench, 5)
     first = start(bench, "a")
     first.work()
     bench.clock.advance(20)
     # Between two rounds of the loop the session's own thread may close a task.
     first.session.all_tasks()[TaskId(1, 0)].fail(sf.Fenced("somebody else owns it"))
-    first.loop._purge_due()
+    first.loop._purge.step(one.task for one in first.loop._running.values())
     first.loop.close()
 
 

@@ -140,6 +140,29 @@ def test_task_whose_move_is_taken_back_is_processed_on(bench: Bench) -> None:
     assert sum(len(one.rows("count", at)) for at in range(TASKS)) == 10 * TASKS
 
 
+def test_failed_task_whose_move_is_taken_back_is_opened_again(bench: Bench) -> None:
+    """Its next opening was forgotten with the move, and the task stayed closed."""
+    cluster = Cluster(bench)
+    one = cluster.start("a")
+    cluster.fill(1)
+    cluster.rounds(3)
+    one.loop.commit_all()  # a task without a commit of its loop would be closed at once
+    every = frozenset(TaskId(0, number) for number in range(TASKS))
+    gone = TaskId(0, 0)
+    failed = one.session.all_tasks()[gone]
+    failed.fail(sf.Unavailable("the log does not answer"))
+    one.loop.poll_once()
+    one.session.open_later(failed, "the log does not answer", 200)
+    part = LocalPart(one.session._instance, bench.clock)
+    part.follow(every - {gone}, frozenset(), lambda task_id: True)
+    part.follow(every, frozenset(), lambda task_id: True)
+    assert one.session.all_tasks()[gone] is failed
+    bench.clock.advance(200)
+    cluster.rounds(3)
+    assert cluster.active() == {"a": list(range(TASKS))}
+    assert one.session.task(0).state is TaskState.RUNNING
+
+
 def test_leader_that_stalled_is_replaced_and_follows_when_it_is_back(bench: Bench) -> None:
     cluster = Cluster(bench, standby_replicas=1, restart_grace_ms=0)
     cluster.start("a")

@@ -91,7 +91,7 @@ def test_commit_in_flight_of_an_owner_that_is_taken_over_is_not_acknowledged_at_
         if name == place and not second:
             second.append(bench.active("b", stores=KV, guarantee="at_least_once"))
 
-    monkeypatch.setattr("standfast.stream.task.task.reach", reach)
+    monkeypatch.setattr("standfast.stream.task.commit_write.reach", reach)
     if changes:
         task.store("kv").put("k", "2")
     with pytest.raises(sf.Fenced):

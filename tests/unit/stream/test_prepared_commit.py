@@ -49,7 +49,7 @@ class Waiting:
     def _wait(self, meanwhile: Callable[[], None]) -> None:
         self.before()
         meanwhile()
-        self.prepared.append(self._task._prepared is not None)
+        self.prepared.append(self._task._write is not None and self._task._write.prepared is not None)
         self.after()
 
 
@@ -109,7 +109,7 @@ def test_a_commit_that_the_log_refuses_after_the_preparation_leaves_no_row(bench
     put(task, "gone")
     with pytest.raises(StandfastError):
         task.commit({SRC: 2})
-    assert task._prepared is None
+    assert task._write is not None and task._write.prepared is None
     assert committed(task) == expected
     first.close()
     again = bench.active(stores=KV, guarantee=guarantee)

@@ -38,7 +38,7 @@ LIMITS = CreditLimits(floating_batches=2, queue_batches_high=3, queue_batches_lo
 @pytest.fixture(autouse=True)
 def small_fetches(monkeypatch: pytest.MonkeyPatch) -> None:
     small = partial(FetchPipeline, fetch_records_max=100, limits=LIMITS)
-    monkeypatch.setattr("standfast.stream.session.session.FetchPipeline", small)
+    monkeypatch.setattr("standfast.stream.session.host.FetchPipeline", small)
     monkeypatch.setattr("standfast.restore.replay.restorer.BATCH_RECORDS_MAX", 100)
 
 
@@ -192,7 +192,7 @@ def test_session_closes_while_the_log_holds_the_fetch_thread(bench: Bench, monke
 
     filled(bench, 1_000)
     with monkeypatch.context() as patch:
-        patch.setattr("standfast.stream.session.session.FetchPipeline", pipeline)
+        patch.setattr("standfast.stream.session.host.FetchPipeline", pipeline)
         session = threaded(bench)
     session.assign(active=[0])
     assert holding[0].fetching.wait(WAIT_S)

@@ -15,6 +15,7 @@ import pytest
 
 import standfast as sf
 from standfast.ops.observe.status import not_ready_reasons, status_document
+from standfast.replication.log import TransactionOpen
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.progress import LeaseProgress
 from standfast.restore.snapshot.storage import Storage
@@ -22,6 +23,7 @@ from standfast.store.rocks.engine import RocksEngine
 from standfast.store.rocks.opening import RocksShared
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.task.groups import TaskGroup
+from standfast.stream.task.opener import TaskOpener
 from standfast.stream.tasks.attempts import HELD_LATER_MS, LATER_MS
 from standfast.stream.tasks.life import Again
 from standfast.stream.workers.counts import worker_options
@@ -112,6 +114,28 @@ def test_assigned_task_that_another_instance_took_while_it_waited_is_lost(bench:
     with pytest.raises(sf.Fenced, match="0_0"):
         session.commit({})
     assert other.task(0).state.value == "running"
+
+
+def test_standby_that_is_assigned_as_active_and_has_to_wait_is_promoted_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It went on as a standby, without another attempt."""
+    session = bench.session(stores=STORES, take_over=False)
+    session.assign(standby=[0])
+    bench.settle(session)
+
+    def transaction_open(*_: Any) -> None:
+        raise TransactionOpen("task 0_0: a transaction of its former owner is open")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TaskOpener, "plan_again", transaction_open)
+        with pytest.raises(sf.Unavailable, match="a transaction of its former owner"):
+            session.assign(active=[0])
+        bench.settle(session)
+        assert (session.tasks()[0].state.value, session.ready) == ("standby", False)
+    bench.clock.advance(LATER_MS)
+    bench.settle(session)
+    assert (session.task(0).state.value, session.ready) == ("running", True)
 
 
 def test_shared_task_that_waits_is_missing_until_it_is_here(bench: Bench) -> None:
@@ -228,7 +252,7 @@ def test_standby_that_returns_and_must_wait_is_tried_at_a_pace(bench: Bench, cap
         with pytest.raises(sf.Unavailable, match=NOT_READ):
             session.assign(standby=[0])
         again = Again("returned")
-        session._instance.attempts.soon(
+        session._instance.manager.attempts.soon(
             T0, "b has it", 0, active=False, again=again
         )  # as after it was promoted, and another instance has taken it
         bench.clock.advance(LATER_MS)
