@@ -80,7 +80,7 @@ def session_statistics(
     """Everything that a session reports about itself, at this moment."""
     view, wall_ms = instance.membership.view, clock.wall_ms()
     figures.begin()
-    tasks = tuple(_task(task, instance, figures, wall_ms) for _, task in sorted(instance.tasks.items()))
+    tasks = tuple(_task(task, instance, figures, clock) for _, task in sorted(instance.tasks.items()))
     log_read_ms_ago, log_error = figures.end()
     return SessionStatistics(
         app=app,
@@ -130,9 +130,10 @@ def restores_of(instance: Instance, now_ms: int) -> tuple[RestoreStatistics, ...
     )
 
 
-def _task(task: Task, instance: Instance, figures: LogFigures, wall_ms: int) -> TaskStatistics:
-    usable = task.state not in GONE
-    bounds = figures.bounds(task) if usable else {}
+def _task(task: Task, instance: Instance, figures: LogFigures, clock: Clock) -> TaskStatistics:
+    usable, life = task.state not in GONE, instance.lives[task.id]
+    again = None if usable else life.attempt
+    bounds, wall_ms = figures.bounds(task) if usable else {}, clock.wall_ms()
     return TaskStatistics(
         task=str(task.id),
         partition=task.id.partition,
@@ -147,6 +148,8 @@ def _task(task: Task, instance: Instance, figures: LogFigures, wall_ms: int) -> 
         inflight_records=task.inflight[0],
         inflight_bytes=task.inflight[1],
         write_stall_ms=task.stores.stalled_ms() if usable else 0,
+        failures=0 if life.failures is None else life.failures.failures,
+        opened_again_ms=None if again is None else max(again.due_ms - clock.monotonic_ms(), 0),
         **_clocks(task)._asdict(),
     )
 

@@ -136,7 +136,11 @@ class Clocks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TaskStatistics:
-    """One task: role `active` or `standby`, state as in stream/task/states.py; the last four fields as in `Clocks`."""
+    """One task: role `active` or `standby`, state as in stream/task/states.py.
+
+    `failures` of its processing on this instance; `opened_again_ms`: the time to the next opening of a failed task;
+    None: no opening is noted here. The four fields before these are as in `Clocks`.
+    """
 
     task: str
     partition: int
@@ -155,6 +159,8 @@ class TaskStatistics:
     stream_time_waits_for: str | None = None
     watermark_ms: int | None = None
     watermark_waits_for: str | None = None
+    failures: int = 0
+    opened_again_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

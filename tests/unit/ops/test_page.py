@@ -386,6 +386,16 @@ def test_page_lists_snapshots_with_the_error_of_the_last_attempt_first(bench: Be
     assert "33 %" in found.tables["downloads"]["0_1"]
 
 
+def test_page_shows_when_a_failed_task_is_opened_again_and_how_often_it_failed() -> None:
+    failed = task(0, "active", "failed", error="KeyError: 'x'", failures=2, opened_again_ms=3_400)
+    once = task(1, "active", "failed", failures=1, opened_again_ms=200_000)
+    given_up = task(2, "active", "failed", error="its rows may be the last copy", failures=0, opened_again_ms=None)
+    found = render(status(failed, once, given_up), PageHistory(), NOW_MS).tables["tasks"]
+    assert "opened again in 3.4 s, failed 2 times" in read(found["0_0"]).text
+    assert "opened again in 3 min, failed 1 time" in read(found["0_1"]).text
+    assert "opened again" not in found["0_2"] and "last copy" in found["0_2"]
+
+
 def test_page_without_a_policy_of_snapshots_has_no_such_table(bench: Bench) -> None:
     assert "snapshots" not in render(status_document(bench.active("a").statistics()), PageHistory(), NOW_MS).tables
 

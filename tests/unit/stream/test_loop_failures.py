@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import standfast as sf
+from standfast.ops.observe.status import status_document
 from standfast.replication.offsets import TaskId
 from standfast.stream.runtime.failures import RETRY_WAIT_MS
 from support.apps import Running, create, write
@@ -45,6 +46,32 @@ def test_failing_task_is_opened_again_after_its_delay_and_the_others_go_on_meanw
     assert seen.of("0_0") == ["ok", "bad", "ok", "bad"]
     assert seen.of("0_1") == ["x0", "x1"]
     assert one.session.counters.task_failures == 1
+
+
+def test_status_shows_how_often_a_task_failed_and_when_it_is_opened_again(bench: Bench) -> None:
+    create(bench, 2, "in")
+    write(bench, "in", ("bad", "1", 1))
+    seen = Seen()
+    seen.on["bad"] = fail
+    one = Running(bench, reads(seen, "in"), restart=sf.FixedDelay(attempts=3, delay_ms=500))
+
+    def shown() -> list[tuple[str, int, int | None]]:
+        found = status_document(one.session.statistics())["tasks"]
+        return [(task["state"], task["failures"], task["opened_again_ms"]) for task in found]
+
+    one.run()
+    assert shown() == [("failed", 1, 500), ("running", 0, None)]
+    bench.clock.advance(200)
+    assert shown()[0] == ("failed", 1, 300)
+    bench.clock.advance(300)
+    bench.settle(one.session)
+    one.run()
+    assert shown()[0] == ("failed", 2, 500)
+    del seen.on["bad"]
+    bench.clock.advance(500)
+    bench.settle(one.session)
+    one.run()
+    assert shown()[0] == ("running", 2, None)
 
 
 def test_task_that_may_not_be_restarted_any_more_ends_the_loop_with_its_error(bench: Bench) -> None:
