@@ -90,6 +90,7 @@ class TaskManager:
         self._deciders = deciders
 
     def hold(self, wanted_active: frozenset[TaskId], wanted_standby: frozenset[TaskId]) -> Refused:
+        """Hold exactly these tasks; returns the refused ones, each with its error. Raises errors of the log."""
         for task_id, task in list(self.tasks.items()):
             if task_id not in wanted_active | wanted_standby or task.state in GONE:
                 try:
@@ -317,6 +318,7 @@ class TaskManager:
             task.fail(damage)
 
     def monitor_failed(self) -> None:
+        """Close the tasks that have a newer owner, and open those again whose state is lost or damaged."""
         for task in self.tasks.values():
             if task.stores.damaged is not None and task.state not in GONE:
                 task.fail(task.stores.damaged)
@@ -384,6 +386,7 @@ class TaskManager:
         self.membership.publish()
 
     def handle(self, failed: Mapping[TaskId, StandfastError]) -> None:
+        """Fail these tasks, or open them again, as their errors say."""
         for task_id, error in failed.items():
             self._reinitialise(task_id, error)
 
@@ -466,6 +469,7 @@ class TaskManager:
             self.lives.drop(task_id)
             if again is not None:
                 self._lose(task_id, str(other))
+                return
             logger.info("task %s: %s", task_id, other, extra=as_event("take_over_lost", task=task_id))
             return
         try:
