@@ -96,7 +96,7 @@ def kill_racers(crash: Crash, failpoint: str, role: str = "racer", *, dawdle: fl
         crash.life("racer", "b", dawdle_ms=pause_ms) as other,
     ):
         racers = [one, other]
-        other.wait_until_ready()
+        other.wait_until_ready(racing=True)
         time.sleep(crash.random.uniform(0.3, 1.2))
         crash.met += bool(failpoint) and one.process.poll() is not None
         for racer in racers:
