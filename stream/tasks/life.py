@@ -67,6 +67,7 @@ class Life:
     left: Left | None = None  # it ran here and was given up in order
     given: bool = False  # likewise, and it is still open here
     idle_since_ms: int | None = None  # it is wanted here, and its owner is alive and does not run it
+    opening: int = 0  # in a worker process, the number of its last opening here, as the supervisor counts them
 
     def named(self) -> None:
         """The caller names the task: it knows of a loss."""

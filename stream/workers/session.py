@@ -66,7 +66,6 @@ class WorkerSession(Session):
         self._order = WorkerOrder()
         self._misses_partitions = False
         self._gate_waits: tuple[str, ...] = ()  # the tasks that keep the instance's gate shut
-        self._begun: dict[TaskId, int] = {}  # the number of each active task's last opening
         super().__init__(app, state_dir=state_dir, **arguments)
 
     def connect(self) -> None:
@@ -105,11 +104,11 @@ class WorkerSession(Session):
             order, tasks = self._order, dict(self._instance.tasks)
             lags = self._part.facts().lags
             found = {
-                task_id: ReportedTask(task.role, task.state.value, lags.get(task_id, 0), self._begun.get(task_id, 0))
+                task_id: ReportedTask(task.role, task.state.value, lags.get(task_id, 0), self.lives[task_id].opening)
                 for task_id, task in tasks.items()
             }
             for task_id, opening in order.active.items():
-                if self._begun.get(task_id) == opening and not _is_active(tasks.get(task_id)):
+                if self.lives[task_id].opening == opening and not _is_active(tasks.get(task_id)):
                     found[task_id] = ReportedTask(ACTIVE, LOST, 0, opening)
             return order.round, found
 
@@ -162,11 +161,11 @@ class WorkerSession(Session):
         self._part.follow(known.intersection(order.active), known & order.standby, self._may_open)
 
     def _may_open(self, task_id: TaskId) -> bool:
-        opening = self._order.active[task_id]
-        if self._begun.get(task_id) == opening:
+        opening, life = self._order.active[task_id], self.lives[task_id]
+        if life.opening == opening:
             return False
         # Before the attempt: one that fails counts too, and the supervisor decides whether there is another.
-        self._begun[task_id] = opening
+        life.opening = opening
         return True
 
     def _make_instance(self) -> Instance:
