@@ -139,6 +139,7 @@ TASK: dict[str, Entry] = {
     "Task.commit": Entry(lambda s, n: s.task.commit(offsets(n)), commits=True),
     "Task.commits_here": Entry(lambda s, n: s.task.commits_here),
     "Task.committing": Entry(lambda s, n: s.task.committing),
+    "Task.inflight": Entry(lambda s, n: s.task.inflight),
     "Task.cut_sources": Entry(lambda s, n: s.task.cut_sources()),
     "Task.discard": Entry(lambda s, n: s.task.discard(), drops=True),
     "Task.epoch": Entry(lambda s, n: s.task.epoch),

@@ -100,7 +100,7 @@ METHODS: dict[str, str] = {
             "tell_lost",
         )
     },
-    "Session.join_checkpoints": OF_THE_LOOP,
+    **dict.fromkeys(("Session.join_checkpoints", "Session.lives", "Session.open_later"), OF_THE_LOOP),
     "Session.put_off": "called by aio.Session.commit alone, whose await was cancelled: AIO has that call",
     "Session.on_assign": "needs the Kafka client's consumer: tests/system/kafka",
     "aio.Session.on_assign": "needs the Kafka client's consumer: tests/system/kafka",

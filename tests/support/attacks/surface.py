@@ -86,5 +86,6 @@ def _members(found: type, things: dict[str, Any]) -> Iterator[str]:
     bases = [one for one in things.values() if inspect.isclass(one) and one is not found and one in found.__mro__]
     for name in dir(found):
         owner = next(base for base in found.__mro__ if name in vars(base))
-        if owner is not object and owner not in bases and (not name.startswith("_") or name in ENTERED):
+        inherited = owner in bases or (name not in ENTERED and any(owner in base.__mro__ for base in bases))
+        if owner is not object and not inherited and (not name.startswith("_") or name in ENTERED):
             yield name

@@ -200,7 +200,7 @@ def test_sound_files_are_looked_up_once_in_each_restore(
     first.close()
     families: list[str] = []
     monkeypatch.setattr(
-        "standfast.store.task.task_stores.hidden_row",
+        "standfast.store.task.ingested.hidden_row",
         lambda engine, family, key: families.append(family) or hidden_row(engine, family, key),
     )
     session = restored(bench, "bulk", four_stores(), **BULK)
