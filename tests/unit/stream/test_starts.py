@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 import standfast as sf
+from standfast.replication.offsets import TaskId
 from standfast.store.clock import ManualClock
 from standfast.stream.runtime.running import wait_for_task
 from standfast.stream.task.states import TaskState
+from standfast.stream.tasks.life import Again, Attempt, Lives
 from support.apps import Running, create, write
 from support.loops import JSON, TEXT, Seen
 from support.sessions import Bench
@@ -131,10 +133,13 @@ def test_start_above_the_rows_of_a_source_that_is_a_changelog_is_refused(bench: 
 
 
 class _Held:
-    """A session whose one task restores, and is open from `opens_ms` of the clock on."""
+    """A session whose one task has this state, open from `opens_ms` of the clock on; a failed one is due then."""
 
     def __init__(self, clock: ManualClock, opens_ms: int, state: TaskState) -> None:
         self._clock, self._opens_ms, self._state = clock, opens_ms, state
+        self.lives = Lives()
+        if state is TaskState.FAILED:
+            self.lives[TaskId(0, 0)].attempt = Attempt(opens_ms, "the log does not answer", True, Again("assign"))
 
     def open_tasks(self) -> dict[str, Any]:
         return {"0_0": self} if self._clock.monotonic_ms() >= self._opens_ms else {}
@@ -148,11 +153,13 @@ class _Held:
     [
         (TaskState.RESTORING, 12, 15),
         (TaskState.RESTORING, 1_000, 50),
+        (TaskState.FAILED, 12, 15),
+        (TaskState.FAILED, 1_000, 50),
         (TaskState.STANDBY, 12, 50),
         (TaskState.STANDBY, 1_000, 50),
     ],
 )
-def test_loop_without_a_task_looks_often_only_while_one_restores(
+def test_loop_without_a_task_looks_often_only_while_one_restores_or_is_opened_again(
     state: TaskState, opens_ms: int, waited_ms: int
 ) -> None:
     clock = ManualClock()
