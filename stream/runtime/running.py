@@ -97,8 +97,8 @@ def wait_for_task(session: Session, clock: Clock, timeout_ms: int) -> None:
     """Wait until a task is open, at most `timeout_ms`."""
     # Short waits only while a task restores or is opened again: an instance that has nothing but standbys must sleep.
     while timeout_ms > 0 and not session.open_tasks():
-        comes = any(task.state is TaskState.RESTORING for task in session.held_tasks().values())
-        comes = comes or not session.lives.rests_until(clock.monotonic_ms() + timeout_ms)
+        restoring = any(task.state is TaskState.RESTORING for task in session.held_tasks().values())
+        comes = restoring or not session.lives.rests_until(clock.monotonic_ms() + timeout_ms)
         wait_ms = min(timeout_ms, RESTORING_WAIT_MS) if comes else timeout_ms
         clock.sleep_ms(wait_ms)
         timeout_ms -= wait_ms

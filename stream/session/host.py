@@ -44,22 +44,14 @@ from standfast.stream.session.external_consumer import ExternalConsumer
 from standfast.stream.session.instance import Instance
 from standfast.stream.session.lease import LeaseKeeper, renewed_here
 from standfast.stream.session.membership import Membership, own_directory
-from standfast.stream.session.session_tasks import (
-    known_partitions,
-    missing_lines,
-)
+from standfast.stream.session.session_tasks import known_partitions, missing_lines
 from standfast.stream.session.snapshot import LogFigures, restores_of, session_statistics
 from standfast.stream.snapshot_counts import Downloads
 from standfast.stream.snapshots import care as care_of_storage
 from standfast.stream.snapshots.keeper import SnapshotKeeper
 from standfast.stream.snapshots.parts import CheckpointParts
 from standfast.stream.task.groups import TaskGroup, all_specs
-from standfast.stream.task.settings import (
-    CACHE_DEFAULT_BYTES,
-    CACHE_MIN_BYTES,
-    Guarantee,
-    SessionSettings,
-)
+from standfast.stream.task.settings import CACHE_DEFAULT_BYTES, CACHE_MIN_BYTES, Guarantee, SessionSettings
 from standfast.stream.task.states import TaskState
 from standfast.stream.task.statistics import RestoreStatistics, SessionCounters, SessionStatistics, SourceStatistics
 from standfast.stream.task.task import Task

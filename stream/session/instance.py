@@ -48,7 +48,6 @@ TAKE_OVER_TICK_MS = 100
 FOLLOW_TICK_MS = 500  # where a consumer group decides
 ORDERED_TICK_MS = 500  # in a worker process: orders come at once, and a newer owner fences it at the log
 RESTORING_TICK_MS = 500  # the same beside a restore: measured on Kafka, a look every 100 ms took a tenth of its time
-AGAIN_MS = 500  # between two openings of a task, while the log does not answer
 
 
 class Instance:

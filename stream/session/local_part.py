@@ -73,6 +73,7 @@ class LocalPart:
 
     def __init__(self, instance: PeerHost, clock: Clock, *, shares: bool = False) -> None:
         self._instance = instance
+        self._manager = instance.manager
         instance.manager.readiness.gives_away = True
         self._clock = clock
         self._shares = shares
@@ -81,7 +82,7 @@ class LocalPart:
 
     def follow(self, active: frozenset[TaskId], standby: frozenset[TaskId], is_free: Callable[[TaskId], bool]) -> None:
         """As in `InstancePart`."""
-        instance, manager = self._instance, self._instance.manager
+        instance, manager = self._instance, self._manager
         lives = manager.lives
         waiting, surplus, closes = [], [], False
         for task_id, task in list(manager.tasks.items()):
@@ -143,7 +144,7 @@ class LocalPart:
 
     def facts(self) -> InstanceFacts:
         """As in `InstancePart`."""
-        manager = self._instance.manager
+        manager = self._manager
         tasks, lives = dict(manager.tasks), manager.lives
         active = frozenset(
             one for one, task in tasks.items()
@@ -151,22 +152,22 @@ class LocalPart:
         )  # fmt: skip
         running = frozenset(one for one in active if tasks[one].state is TaskState.RUNNING)
         lags = {one: 0 for one, task in tasks.items() if task.state is TaskState.STANDBY}
-        for tailed in self._instance.manager.readiness.tailer.changelogs.values():
+        for tailed in manager.readiness.tailer.changelogs.values():
             if tailed.task in lags:
                 lags[tailed.task] += tailed.lag
         since = {one: tasks[one].runs_since_ms for one in running}
         left = {one: left for one, left in lives.left.items() if one not in active}
-        no_room = self._instance.manager.readiness.room.reported
+        no_room = manager.readiness.room.reported
         return InstanceFacts(running, active - running, lags, since, left, no_room=no_room)
 
     def held(self) -> Collection[TaskId]:
         """As in `InstancePart`."""
-        return self._instance.manager.tasks.keys()
+        return self._manager.tasks.keys()
 
     def give_way(self, owners: Mapping[TaskId, str]) -> None:
         """As in `InstancePart`."""
         # Not those that it has given up: their new owner comes before they are closed here.
-        manager = self._instance.manager
+        manager = self._manager
         theirs = {task_id: owner for task_id, owner in owners.items() if not manager.lives[task_id].given}
         manager.writers.give_way(manager.tasks, theirs)
 
@@ -174,11 +175,11 @@ class LocalPart:
         """As in `InstancePart`."""
         if self._shares:
             return False
-        return give_all(self._instance.manager.lives, self._instance.manager.tasks.values(), self._clock.monotonic_ms())
+        return give_all(self._manager.lives, self._manager.tasks.values(), self._clock.monotonic_ms())
 
     def _close(self, task_id: TaskId) -> None:
         logger.info("task %s leaves this instance", task_id, extra=as_event("task_left", task=task_id))
-        self._instance.manager.revoke(task_id)
+        self._manager.revoke(task_id)
 
     def _let_go(self, waiting: Sequence[Task]) -> None:
         """Let the loop commit the next of the tasks that leave and end its run; the round after that closes it."""

@@ -48,7 +48,7 @@ from standfast.stream.task.readiness import PROMOTE, Readiness
 from standfast.stream.task.states import GONE, TaskState
 from standfast.stream.task.statistics import SessionCounters
 from standfast.stream.task.task import Task
-from standfast.stream.tasks.attempts import AGAIN_MS, WAITS, Refused, tell_waits
+from standfast.stream.tasks.attempts import AGAIN_MS, PUT_OFF, WAITS, Refused, tell_waits
 from standfast.stream.tasks.life import Again
 
 
@@ -118,7 +118,7 @@ class TaskManager:
                 if is_of_log(error) and not isinstance(error, WAITS):
                     raise
                 refused[task_id] = error  # of this task alone: the others do not wait for it
-                if isinstance(error, (*WAITS, Held)):
+                if isinstance(error, PUT_OFF):
                     # A group or a leader that places tasks tries again by itself.
                     again = Again("assign") if self._deciders.caller else None
                     self.attempts.later(task_id, error, active=active, again=again)
@@ -475,7 +475,7 @@ class TaskManager:
         try:
             self._run(task_id, writer, started_ms)
         except StandfastError as error:
-            if isinstance(error, (*WAITS, Held)):
+            if isinstance(error, PUT_OFF):
                 self.attempts.later(task_id, error, again=again)
                 return
             self._refuse_closed(task_id, error, "active", again)
@@ -488,7 +488,7 @@ class TaskManager:
         try:
             self.open_standby(task_id)
         except StandfastError as error:
-            if isinstance(error, (*WAITS, Held)):
+            if isinstance(error, PUT_OFF):
                 self.attempts.later(task_id, error, active=False, again=again)
             elif again is None or not self.attempts.waits(task_id, error, active=False, again=again):
                 self._refuse_closed(task_id, error, "standby", again)

@@ -28,13 +28,14 @@ HELD_LATER_MS = 500  # where the directory is held: its holder may end soon
 Refused: TypeAlias = dict[TaskId, StandfastError]
 Wait: TypeAlias = SnapshotsAway | TransactionOpen | NoRoom
 WAITS = (SnapshotsAway, TransactionOpen, NoRoom)  # also of committed offsets
+PUT_OFF = (*WAITS, Held)  # errors of one task's opening that waiting ends
 
 
 def raise_worst(refused: Refused) -> None:
     """Raise the error of a refused task, if any: first one that waiting does not end. The others are logged."""
     worst = min(refused, key=lambda one: (isinstance(refused[one], Unavailable), one), default=None)
     for task_id, error in refused.items():
-        if task_id != worst and not isinstance(error, (*WAITS, Held)):  # logged by `later`
+        if task_id != worst and not isinstance(error, PUT_OFF):  # logged by `later`
             about = as_event("task_not_opened", task=task_id)
             logger.error("task %s cannot be opened: %s", task_id, error, extra=about)
     if worst is not None:
@@ -61,7 +62,7 @@ class Attempts:
 
     def waits(self, task_id: TaskId, error: StandfastError, *, active: bool, again: Again) -> bool:
         """Note another attempt of the instance at a task, if waiting ends the error; returns whether it does."""
-        if isinstance(error, (*WAITS, Held)):
+        if isinstance(error, PUT_OFF):
             self.later(task_id, error, active=active, again=again)
         elif isinstance(error, (Unavailable, DiskFull)):
             tell_waits(task_id, error)
