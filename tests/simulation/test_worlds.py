@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import mmap
 import os
 import subprocess
 import sys
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from simulator.plan import draw_plan
-from simulator.run import run
+from simulator.run import collect_dead, run
 
 PROOF = Path(__file__).resolve().parents[2] / "proof"
 SEEDS = 500
@@ -75,3 +77,19 @@ def test_a_seed_has_one_trace_in_each_process_whatever_its_hash_seed_and_with_or
     traces = [[simulate("--seed", str(seed), "--trace", **one) for seed in SOME] for one in variables]
     assert traces[0] == traces[1] == traces[2]
     assert all(len(trace) > 50_000 for trace in traces[0])
+
+
+LATE = 45  # a world that keeps a mapping of a dead process through its first collection
+
+
+def test_no_object_of_a_world_closes_a_descriptor_of_a_later_file():
+    run(draw_plan(LATE))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(64)]
+    gc.collect()
+    for one in opened:
+        os.close(one)  # raises for one that is closed
+
+
+def test_a_mapping_that_outlives_its_world_is_an_error():
+    with mmap.mmap(-1, 8), pytest.raises(AssertionError, match="would close a descriptor of a later one"):
+        collect_dead()
