@@ -420,7 +420,8 @@ class TaskManager:
     def _start_over(self, task_id: TaskId, reason: str, loss: Loss, started_ms: int) -> None:
         """Close a task and open it again: the plan decides again and may refuse; only lost stores are removed."""
         old = self.tasks[task_id]
-        active, loss = old.writer is not None, loss or Loss.unnoted(old.stores.damaged, old.error)
+        active = old.writer is not None or old.role == "active"
+        loss = loss or Loss.unnoted(old.stores.damaged, old.error)
         clear_frames(old.error)  # they keep handles, and one of those keeps the lock of the directory
         # The caller did not request this: a commit of offsets whose rows are gone must not succeed.
         if active and old.uncommitted:

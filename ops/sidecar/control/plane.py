@@ -11,7 +11,6 @@ the table of the servers before it opens there and out of it before it closes.
 from __future__ import annotations
 
 import asyncio
-import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -30,11 +29,11 @@ from standfast.ops.sidecar.control.assignment import ApplicationLease, WantedTas
 from standfast.ops.sidecar.control.events import Events
 from standfast.ops.sidecar.control.log_watch import SidecarLogWatch
 from standfast.ops.sidecar.control.schema import Assignment, Revoke, Stores, given
-from standfast.ops.sidecar.control.session import ControlSession, failure_of
+from standfast.ops.sidecar.control.session import ControlSession
 from standfast.ops.sidecar.control.timers import SidecarTimers
 from standfast.ops.sidecar.engine.engine import TaskEngine
 from standfast.ops.sidecar.engine.task_table import TableMoment, TaskTable
-from standfast.ops.sidecar.worker.assign_each import HeldTasks
+from standfast.ops.sidecar.worker.session import HeldTasks
 from standfast.replication.shapes import plain
 from standfast.replication.tail.open_log import disk_guard
 from standfast.store.clock import Clock
@@ -43,24 +42,18 @@ from standfast.store.errors import (
     Fenced,
     InternalError,
     InvalidRequest,
-    StandfastError,
     Unavailable,
     is_of_log,
 )
-from standfast.store.file_errors import NoRoom
 from standfast.store.log import as_event, logger
 from standfast.store.names import few
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.store.timestamps import duration_text
-from standfast.stream.task.states import GONE
-from standfast.stream.task.task import Task
-from standfast.stream.tasks.attempts import LATER_MS
 
 T = TypeVar("T")
 TICK_MS = 20
 LOOP_S_MAX = 30.0
-REOPEN_MS = 1_000
 PROGRESS_MS = 500
 DISK_MS = 500
 LOCKED_MS_MAX = 5_000  # a reader in the middle of a step releases a directory within it
@@ -96,7 +89,6 @@ class ControlPlane:
         self._loop = loop
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._fenced: dict[int, str] = {}
-        self._reopen_ms: dict[int, int] = {}
         self._told: dict[int, str] = {}
         self._progress_ms = 0
         self._disk_ms = 0
@@ -205,7 +197,6 @@ class ControlPlane:
         self._let_commit(asked.active)
         # A new generation takes fenced tasks back, and failed ones are tried at once.
         self._fenced.clear()
-        self._reopen_ms.clear()
         self._abandoned = False
         self.lease = ApplicationLease(lease_ms)  # it begins to run once the tasks are opened
         self.wanted = asked
@@ -310,8 +301,8 @@ class ControlPlane:
         held = None
         if self.session.is_open:
             held = self.session.held()  # once a round: each look waits for the session's lock
-            if self._reopen_failed(held, now_ms):
-                held = self.session.held()
+            if self.watch.now() is None:  # else no instance could open a task: each follows as soon as the log answers
+                self.session.session.open_failed()
             held = self._round(held)
         self.timers.tick(self.wanted.active, self.table.now.open)
         self._look_for_own_locks(held, now_ms)
@@ -406,15 +397,6 @@ class ControlPlane:
                 logger.exception("control: the round failed", extra=as_event("control_round_failed"))
             self.fatal = error
 
-    def _reopen_failed(self, held: HeldTasks, now_ms: int) -> bool:
-        """Open failed active tasks again; returns whether one was tried."""
-        tried = False
-        for partition in self.wanted.active & held.tasks.keys():
-            one = held.tasks[partition]
-            if one.role == "active" and one.state in GONE:
-                tried |= self._open_again(partition, one.task, now_ms)
-        return tried
-
     def _round(self, held: HeldTasks) -> HeldTasks:
         """Move tasks and update the servers' table; returns the session's tasks after that."""
         fenced, held = self.session.mover.round(held)
@@ -436,30 +418,6 @@ class ControlPlane:
         self.wanted = assignments.without(self.wanted, {partition})
         self.timers.keep(self.wanted.active)
         self.session.mover.want(self.wanted.active, self.wanted.standby)
-
-    def _open_again(self, partition: int, task: Task, now_ms: int) -> bool:
-        """Open a failed task again, at a measured pace (the session restores lost state). Returns whether it tried."""
-        if isinstance(task.error, Fenced) or self.watch.now() is not None:
-            return False  # no instance could open it now: it is opened as soon as the log can be used
-        due_ms = self._reopen_ms.setdefault(partition, now_ms)
-        if now_ms < due_ms:
-            return False
-        self._reopen_ms[partition] = now_ms + (LATER_MS if self.disk.room.text else REOPEN_MS)
-        # Requests for the task get its error meanwhile, for as long as that takes.
-        failed = {**self.table.now.failed, partition: failure_of(task)}
-        self.table.now = replace(self.table.now, failed=failed)
-        self._closing(frozenset({partition}))
-        try:
-            self.session.reopen_task(partition)
-        except StandfastError as error:
-            logger.log(
-                logging.DEBUG if isinstance(error, NoRoom) else logging.WARNING,  # of a full disk the session speaks
-                "task %s cannot be opened again yet: %s",
-                task.id,
-                error,
-                extra=as_event("task_not_reopened", task=task.id),
-            )
-        return True
 
     def _release(self, gone: Partitions, *, keep: bool = False) -> None:
         """Close tasks; with `keep` they stay wanted, for the next round."""

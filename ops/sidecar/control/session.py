@@ -20,10 +20,10 @@ from standfast.ops.observe.status_merge import WorkerNumbers
 from standfast.ops.shared.control_stores import Conflict, shape_of
 from standfast.ops.sidecar.control.assignment import WantedTasks
 from standfast.ops.sidecar.engine.task_table import TableMoment
-from standfast.ops.sidecar.worker.assign_each import AssignedTask, HeldTasks, SidecarSession
 from standfast.ops.sidecar.worker.mover import TaskMover
 from standfast.ops.sidecar.worker.process import StandbyWorker
 from standfast.ops.sidecar.worker.protocol import OpenTails
+from standfast.ops.sidecar.worker.session import AssignedTask, HeldTasks, SidecarSession
 from standfast.replication.log import Log
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.restore.log_states import removed_heads
@@ -206,12 +206,8 @@ class ControlSession:
     def locked_by_us(self, held: HeldTasks) -> StandfastError | None:
         """The error of an active task whose directory this process keeps although the task is closed; None: no such
         task."""
-        errors = [*self.mover.refused.values(), *(one.task.error for one in held.tasks.values() if one.state in GONE)]
+        errors = (one.task.error for one in held.tasks.values() if one.state in GONE)
         return next((error for error in errors if isinstance(error, Held) and error.by_us), None)
-
-    def reopen_task(self, partition: int) -> None:
-        """Open a failed task again, unless another instance took it over meanwhile."""
-        self.session.reopen_if_free(partition)
 
     def lose(self, partitions: Partitions) -> None:
         """Fail tasks that another instance owns by now, so that they close without flushing."""
@@ -299,10 +295,8 @@ class ControlSession:
     ) -> TableMoment:
         """The table of tasks that the servers may use, as of a snapshot."""
         held, running = snapshot.tasks, snapshot.running
-        failed: dict[int, BaseException] = dict(self.mover.refused)
-        for partition in wanted.active & held.keys():
-            if held[partition].state in GONE:
-                failed[partition] = failure_of(held[partition].task)
+        gone = (at for at in wanted.active & held.keys() if held[at].state in GONE)
+        failed = {partition: failure_of(held[partition].task) for partition in gone}
         shut = wanted.active - running.keys() - failed.keys()
         if shut and self._config.app.gate == "all":
             running = {}
@@ -378,7 +372,7 @@ class ControlSession:
         config = self._config
         return {
             "guarantee": config.app.guarantee,
-            "gate": config.app.gate,
+            "gate": "task",  # `table` has the rule for all of them, which does not wait for one that failed
             "partitions": partitions,
             "memory_bytes": config.store.memory_bytes,
             "cache_max_bytes": config.store.cache_bytes,

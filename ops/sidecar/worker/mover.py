@@ -14,16 +14,13 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from standfast.ops.sidecar.worker.assign_each import HeldTasks, SidecarSession, assign_each
 from standfast.ops.sidecar.worker.moves import FENCED, Holding, ProcessMoves, moves
 from standfast.ops.sidecar.worker.process import StandbyWorker
 from standfast.ops.sidecar.worker.protocol import RowsPage
-from standfast.store.errors import Held, StandfastError, Unavailable, is_of_log
-from standfast.store.log import as_event, logger
+from standfast.ops.sidecar.worker.session import HeldTasks, SidecarSession
+from standfast.store.errors import StandfastError, Unavailable, is_of_log
 
 Partitions = frozenset[int]
-AGAIN_MS = 5_000
-HELD_AGAIN_MS = 500  # a holder releases its directory when it ends
 
 
 class MoveRound(NamedTuple):
@@ -53,20 +50,12 @@ class TaskMover:
         self._standby: Partitions = frozenset()
         self._take_back: Partitions = frozenset()  # named by the application and not opened here since
         self._given: tuple[Partitions, Partitions] = (frozenset(), frozenset())
-        self._refused: dict[int, tuple[StandfastError, int]] = {}  # the error, and the time of the next attempt
-        self._clock = session.clock
         self.error = ""
-
-    @property
-    def refused(self) -> dict[int, StandfastError]:
-        """Active tasks that cannot be opened here, and why."""
-        return {partition: error for partition, (error, _) in self._refused.items()}
 
     def want(self, active: Partitions, standby: Partitions, *, named: bool = False) -> None:
         """Set the tasks to hold. `named`: the application asks for them, also for those that another instance took."""
         self._active, self._standby = active, standby
         self._take_back = active if named else self._take_back & active
-        self._refused.clear()
 
     def round(self, held: HeldTasks) -> MoveRound:
         """One round, from a snapshot of the session; tasks that another instance has taken are no longer wanted."""
@@ -127,9 +116,6 @@ class TaskMover:
 
     def _open_here(self, active: Partitions, standby: Partitions, held: Set[int]) -> bool:
         """Assign these to the session; returns whether it had to be called."""
-        now_ms = self._clock.monotonic_ms()
-        waiting = {one for one, (_, due_ms) in self._refused.items() if now_ms < due_ms}
-        active -= waiting
         # A repeated order would take the session's lock for nothing in each tick of 20 ms.
         if (active, standby) == self._given and held == active | standby and not active & self._take_back:
             return False
@@ -139,27 +125,15 @@ class TaskMover:
             # them.
             self._closing(gone)
         try:
-            refused = assign_each(self._session, active, standby, self._take_back)
+            self._session.hold(active, standby, self._take_back)
         except StandfastError as error:
             if not is_of_log(error):
                 raise
             self.error = str(error)
             return True
         self._take_back -= active
-        for partition, why in refused.items():
-            # Logged once: the same refusal comes again with each attempt.
-            if partition not in self._refused:
-                logger.error(
-                    "task 0_%d cannot be opened: %s",
-                    partition,
-                    why,
-                    extra=as_event("task_not_opened", task=f"0_{partition}"),
-                )
-            self._refused[partition] = (why, now_ms + (HELD_AGAIN_MS if isinstance(why, Held) else AGAIN_MS))
-        for partition in active - refused.keys():
-            self._refused.pop(partition, None)
         self.error = ""
-        self._given = (active - refused.keys(), standby - refused.keys())
+        self._given = (active, standby)
         return True
 
 

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from standfast.ops.observe.status import status_document
 from standfast.ops.shared.control_stores import spec_of
-from standfast.ops.sidecar.worker.assign_each import SidecarSession, assign_each
 from standfast.ops.sidecar.worker.moves import FENCED, Holding
 from standfast.ops.sidecar.worker.protocol import (
     HoldTails,
@@ -27,7 +26,9 @@ from standfast.ops.sidecar.worker.protocol import (
     parse_order,
     report_line,
 )
+from standfast.ops.sidecar.worker.session import SidecarSession
 from standfast.replication.log import Log
+from standfast.replication.offsets import TaskId
 from standfast.replication.shapes import replace
 from standfast.replication.tail.open_log import open_log
 from standfast.restore.snapshot.policy import SnapshotPolicy
@@ -37,7 +38,9 @@ from standfast.store.log import as_event, logger, print_as_parent
 from standfast.store.process.parent import Parent
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.session import Session
+from standfast.stream.task.states import GONE
 from standfast.stream.task.statistics import SessionStatistics
+from standfast.stream.task.task import Task
 
 LOOK_MS = 20
 STATUS_MS = 500
@@ -56,7 +59,6 @@ class TailWorker:
         self._round = 0
         self._order: HoldTails | None = None  # the order that is not carried out yet
         self._wanted = HoldTails(0, (), ())  # the last order that was carried out
-        self._refused: frozenset[int] = frozenset()
         self._error = ""
         self._behind: dict[int, int] = {}
         self._status_ms = 0
@@ -83,8 +85,12 @@ class TailWorker:
                 if not is_of_log(error):
                     raise
                 logger.warning("standby worker: the log did not answer: %s", error, extra=as_event("log_away"))
-        # Makes no call to the log: its errors are the end of the session's background work, and so of this process.
-        state = TailsState(self._round, self._tasks(), self._error)
+        # Neither makes a call to the log: their errors are the end of the session's background work, and so of this
+        # process.
+        self._session.open_failed()
+        tasks = self._session.all_tasks()
+        errors = "; ".join(str(task.error) for task in tasks.values() if task.state in GONE)
+        state = TailsState(self._round, self._holdings(tasks), self._error or errors)
         if status is None and state == self._told:
             return None
         self._told = state
@@ -95,13 +101,13 @@ class TailWorker:
         assert order is not None
         try:
             with self._telling():
-                self._refused = frozenset(refused := assign_each(self._session, order.active, order.standby))
+                self._session.hold(order.active, order.standby)
         except StandfastError as error:
             if not is_of_log(error):
                 raise
             self._error = str(error)
             return
-        self._error = "; ".join(map(str, refused.values()))
+        self._error = ""
         self._wanted = order
         self._order, self._round = None, order.round
         self._status_ms = 0  # the remaining records of the new tasks are read now
@@ -131,13 +137,12 @@ class TailWorker:
             if statistics.downloads and self._send is not None and not done.is_set():
                 self._send(report_line(replace(told, status=status_document(statistics))))
 
-    def _tasks(self) -> dict[int, Holding]:
+    def _holdings(self, tasks: Mapping[TaskId, Task]) -> dict[int, Holding]:
         held = {}
         for partition in (*self._wanted.active, *self._wanted.standby):
             # Only another instance takes a task away from here, through the log.
-            state = "failed" if partition in self._refused else FENCED
-            held[partition] = Holding("active" if partition in self._wanted.active else "standby", state)
-        for task_id, task in self._session.all_tasks().items():
+            held[partition] = Holding("active" if partition in self._wanted.active else "standby", FENCED)
+        for task_id, task in tasks.items():
             # A standby counts as far until its lag is known: a wrong "near" would have the server replay it.
             unknown = 0 if task.state.value == "running" else 1 << 62
             held[task_id.partition] = Holding(task.role, task.state.value, self._behind.get(task_id.partition, unknown))

@@ -19,7 +19,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 import standfast as sf
 from standfast.ops.command.command_line import main
-from standfast.ops.sidecar.worker.assign_each import SidecarSession, assign_each
+from standfast.ops.sidecar.worker.session import SidecarSession
 from standfast.replication.kafka.reader import KafkaReader
 from standfast.replication.log import Committed, Outgoing
 from standfast.replication.offsets import TaskId, TopicPartition
@@ -60,11 +60,13 @@ def test_sidecar_refuses_the_task_whose_rows_are_hidden_and_opens_the_others(ben
     bench.session("first", **two).close()
     foreign = transaction(bench, "hidden")
     with SidecarSession(bench.app, log=bench.address, state_dir=bench.root / "a", stores=STORES, **two) as session:
-        refused = assign_each(session, {0, 1}, ())
-        assert {one: HIDDEN in str(error) for one, error in refused.items()} == {0: True}
-        assert list(session.all_tasks()) == [TaskId(0, 1)]
+        session.hold({0, 1}, ())
+        assert {one: HIDDEN in str(task.error) for one, task in session.all_tasks().items() if task.error} == {
+            TaskId(0, 0): True
+        }
+        until(lambda: session.poll_once() >= 0 and list(session.open_tasks()) == [TaskId(0, 1)], "the other task runs")
         foreign.commit_transaction(10)
-        assert assign_each(session, {0, 1}, ()) == {}
+        session.hold({0, 1}, ())  # named again, the task does not wait for its next attempt
         session.wait_ready(WAIT_S)
         assert rows(session) == {"k0": "hidden"}
 

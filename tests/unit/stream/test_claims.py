@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.sidecar.worker.assign_each import SidecarSession
+from standfast.ops.sidecar.worker.session import SidecarSession
 from standfast.replication.log import TopicPolicy
 from standfast.replication.topics.claims import CLAIM, claims_of
 from standfast.replication.topics.settings import OWN_TIMESTAMPS

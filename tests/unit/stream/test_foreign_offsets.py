@@ -16,7 +16,7 @@ import pytest
 
 import standfast as sf
 from standfast.ops.doctor.local import local_facts, local_findings
-from standfast.ops.sidecar.worker.assign_each import SidecarSession
+from standfast.ops.sidecar.worker.session import SidecarSession
 from standfast.replication.commit_metadata import CommitMetadata
 from standfast.replication.log import Committed
 from standfast.replication.offsets import TopicPartition

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 import standfast as sf
-from standfast.ops.sidecar.worker.assign_each import SidecarSession, assign_each
+from standfast.ops.sidecar.worker.session import SidecarSession
 from standfast.replication.offsets import TaskId
-from standfast.stream.task.states import TaskState
+from standfast.store.rocks.engine import RocksEngine
+from standfast.store.rocks.opening import RocksShared
+from standfast.stream.task.states import GONE, TaskState
 
 STORES = [sf.KeyValueStore("kv", sf.serde.string, sf.serde.string)]
 BOTH, FIRST, NONE = frozenset({0, 1}), frozenset({0}), frozenset[int]()
@@ -22,6 +24,7 @@ def pair(tmp_path: Path) -> Iterator[tuple[SidecarSession, sf.Session]]:
     """Two instances of one application, driven by hand; the first is a sidecar's."""
     log = f"sqlite:///{tmp_path / 'log'}"
     settings: dict[str, Any] = {"stores": STORES, "partitions": 2, "background": False, "take_over": False}
+    settings["gate"] = "task"  # as in a sidecar
     first = SidecarSession("app", log=log, state_dir=tmp_path / "a", **settings)
     second = sf.Session("app", log=log, state_dir=tmp_path / "b", **settings)
     yield first, second
@@ -35,7 +38,7 @@ def rows_of(session: sf.Session) -> dict[str, str]:
 
 def lose_first(first: SidecarSession, second: sf.Session, *, seen: bool) -> None:
     """The second instance takes task 0; the first commits, and has noticed its loss (`seen`) or not yet."""
-    assert assign_each(first, FIRST, NONE) == {}
+    first.hold(FIRST, NONE)
     first.wait_ready(10)
     task = first.task(0)
     second.assign(active=[0])
@@ -53,10 +56,10 @@ def test_task_that_another_instance_took_is_not_taken_back_by_the_same_order(
 ) -> None:
     first, second = pair
     lose_first(first, second, seen=seen)
-    assert assign_each(first, BOTH, NONE) == {}
+    first.hold(BOTH, NONE)
     assert first.held().lost == FIRST
     assert set(first.all_tasks()) == {TaskId(0, 1)}
-    assert assign_each(first, BOTH, NONE) == {}
+    first.hold(BOTH, NONE)
     assert first.held().lost == FIRST
     second.task(0).store("kv").put("b", "2")
     second.task(0).commit()  # its owner still
@@ -67,7 +70,7 @@ def test_task_that_another_instance_took_is_not_taken_back_by_the_same_order(
 def test_task_that_is_named_again_is_taken_back(pair: tuple[SidecarSession, sf.Session], seen: bool) -> None:
     first, second = pair
     lose_first(first, second, seen=seen)
-    assert assign_each(first, BOTH, NONE, take_back=FIRST) == {}
+    first.hold(BOTH, NONE, take_back=FIRST)
     assert first.held().lost == NONE
     first.wait_ready(10)
     assert rows_of(first) == {}
@@ -81,24 +84,52 @@ def test_order_without_a_lost_task_gives_it_up_so_that_the_next_may_name_it(
 ) -> None:
     first, second = pair
     lose_first(first, second, seen=True)
-    assert assign_each(first, frozenset({1}), NONE) == {}
+    first.hold(frozenset({1}), NONE)
     assert first.held().lost == NONE
-    assert assign_each(first, BOTH, NONE) == {}
+    first.hold(BOTH, NONE)
     assert set(first.all_tasks()) == {TaskId(0, 0), TaskId(0, 1)}
 
 
 def test_failed_task_is_opened_again_only_if_no_live_member_took_it(pair: tuple[SidecarSession, sf.Session]) -> None:
     first, second = pair
-    assign_each(first, FIRST, NONE)
+    first.hold(FIRST, NONE)
     first.wait_ready(10)
-    first.task(0).fail(sf.InternalError("as after a full disk"))
-    first.reopen_if_free(0)
+    failed = first.task(0)
+    failed.fail(sf.InternalError("as after a full disk"))
+    first.open_failed()
+    while first.tasks()[0] is failed:
+        first.poll_once()
     first.wait_ready(10)
     assert first.task(0).state is TaskState.RUNNING
     second.assign(active=[0])
     second.wait_ready(10)
     second.poll_once()  # publishes its tasks to the group
     first.task(0).fail(sf.InternalError("as after a full disk"))
-    with pytest.raises(sf.Held):
-        first.reopen_if_free(0)
+    first.open_failed()
+    while 0 in first.tasks():
+        first.poll_once()
     assert first.held().lost == FIRST
+
+
+@pytest.mark.usefixtures("earlier_objects_stay")  # each attempt to open the directory collects garbage
+def test_refused_task_keeps_no_other_closed_and_is_opened_once_its_directory_is_free(
+    pair: tuple[SidecarSession, sf.Session], tmp_path: Path
+) -> None:
+    first, _ = pair
+    first.hold(BOTH, NONE)
+    first.wait_ready(10)
+    first.hold(NONE, NONE)
+    holder = RocksEngine(tmp_path / "a/app/0_0", shared=RocksShared(64 << 20))
+    first.hold(BOTH, NONE)
+    while not first.open_tasks():
+        first.poll_once()
+    first.open_failed()  # its next attempt is noted already
+    first.poll_once()
+    tasks = first.held().tasks
+    assert {at: one.is_open for at, one in tasks.items()} == {0: False, 1: True}
+    assert tasks[0].state in GONE and isinstance(tasks[0].task.error, sf.Held)
+    assert first.statistics().tasks[0].failures == 0  # it waits, and has not failed
+    holder.close()
+    while not first.ready:
+        first.poll_once()
+    assert first.task(0).state is TaskState.RUNNING
