@@ -8,6 +8,8 @@
                      ──> the log does not answer ─────────────────────────> raised, or a later attempt
                      ──> refused: the rows may be the last copy ──────────> stays closed with its error, the gate shut
 
+`stream/tasks/life_table.py` says which of these steps an event takes a task through, in each of its states.
+
 Rules of this file: under the session's lock, by one thread at a time. It carries out the wishes of the caller, of the
 placement and of the tasks' lives, and decides for no other instance.
 """
@@ -49,7 +51,10 @@ from standfast.stream.task.states import GONE, TaskState
 from standfast.stream.task.statistics import SessionCounters
 from standfast.stream.task.task import Task
 from standfast.stream.tasks.attempts import AGAIN_MS, PUT_OFF, WAITS, Refused, tell_waits
-from standfast.stream.tasks.life import Again
+from standfast.stream.tasks.life import Again, Life
+from standfast.stream.tasks.life_table import TABLE, Effect, LifeEvent, LifeState
+
+OPENS = frozenset({Effect.OPEN, Effect.PROMOTE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +80,7 @@ class TaskManager:
         clock: Clock,
         deciders: Deciders,
     ) -> None:
-        self.tasks: dict[TaskId, Task] = {}
+        self.tasks = readiness.tasks
         self.lives = readiness.lives
         self.attempts = readiness.attempts
         self.writers = writers
@@ -91,23 +96,24 @@ class TaskManager:
 
     def hold(self, wanted_active: frozenset[TaskId], wanted_standby: frozenset[TaskId]) -> Refused:
         """Hold exactly these tasks; returns the refused ones, each with its error. Raises errors of the log."""
-        for task_id, task in list(self.tasks.items()):
-            if task_id not in wanted_active | wanted_standby or task.state in GONE:
-                try:
-                    self.revoke(task_id)
-                finally:
-                    # Kept beyond the closed task: under exactly once only these rows complete the log's last commit.
-                    # After the close, which waits for a commit of another thread.
-                    if task.stores.unwritten is not None and task_id in wanted_active:
-                        self.lives[task_id].unwritten = task.stores.unwritten
+        events = dict.fromkeys(self.tasks, LifeEvent.DROPPED) | dict.fromkeys(wanted_standby, LifeEvent.NAMED_STANDBY)
+        events |= dict.fromkeys(wanted_active, LifeEvent.NAMED)
+        steps = {task_id: self._effects(task_id, event) for task_id, event in events.items()}
+        for task_id in [one for one in self.tasks if Effect.CLOSE in steps[one]]:
+            task = self.tasks[task_id]
+            try:
+                self.revoke(task_id)
+            finally:
+                # Kept beyond the closed task: under exactly once only these rows complete the log's last commit.
+                # After the close, which waits for a commit of another thread.
+                if task.stores.unwritten is not None and task_id in wanted_active:
+                    self.lives[task_id].unwritten = task.stores.unwritten
         self.lives.keep(wanted_active, wanted_standby)
         refused: Refused = {}
-        for task_id in sorted(wanted_standby & self.active):
-            self.revoke(task_id)
-        new = sorted(wanted_active - self.active)
+        new = sorted(one for one in wanted_active if not OPENS.isdisjoint(steps[one]))
         # All writers connect at once, because each takes a round trip to the broker.
         self.writers.connect(new)
-        for task_id in (*new, *sorted(wanted_standby - self.tasks.keys())):
+        for task_id in (*new, *sorted(one for one in wanted_standby if Effect.STAND_BY in steps[one])):
             active, started_ms = task_id in wanted_active, self._clock.monotonic_ms()
             try:
                 if active:
@@ -148,31 +154,31 @@ class TaskManager:
             life.left = Left(began_ms, self._clock.monotonic_ms() - began_ms)
         life.given = False
 
-    def reopen(self, task_id: TaskId, *, if_free: bool = False) -> None:
+    def reopen(self, task_id: TaskId) -> None:
         """Open a task again that failed or was taken over; changelog records beyond its stored position are replayed.
 
-        Held where tasks are shared out, or with `if_free`, and a live member took it over meanwhile; Fenced if one
-        takes it at the same time: the task is lost then. After any error the call may be repeated.
+        Held where tasks are shared out and a live member took it over meanwhile; Fenced if one takes it at the same
+        time: the task is lost then. After any error the call may be repeated.
         """
         started_ms = self._clock.monotonic_ms()
         # Read before `reopen` ends the loss, so that a failed opening can record the loss again.
         life, why = self.lives[task_id], self.lives.why_lost(task_id)
         life.named()
         task = self.tasks.get(task_id)
-        if task is not None and task.role == "standby" and not life.wanted:
-            if task.state in GONE:
-                self.readiness.tailer.remove(task_id, "reopened")
-                task.close()
-                self.open_standby(task_id, loss=Loss.unnoted(task.stores.damaged, task.error))
-            return
-        if task is not None and (task.role == "active" or task.state in GONE):  # else it is promoted
+        stands_by = task is not None and task.role == "standby" and not life.wanted
+        steps = self._effects(task_id, LifeEvent.REOPENED_STANDBY if stands_by else LifeEvent.REOPENED)
+        if task is not None and Effect.CLOSE in steps:
             # The old error's frames keep handles, and one of those keeps the lock of the directory.
             clear_frames(task.error)
             self.readiness.remove(task_id, "reopened")
             self.readiness.forget(task_id)
             task.close()
+        if Effect.STAND_BY in steps and task is not None:
+            self.open_standby(task_id, loss=Loss.unnoted(task.stores.damaged, task.error))
+        if OPENS.isdisjoint(steps):
+            return
         try:
-            self._run(task_id, self._claim(task_id, if_free=if_free or self._deciders.peers), started_ms)
+            self._run(task_id, self._claim(task_id, if_free=self._deciders.peers), started_ms)
         except StandfastError as error:  # it stays closed with its error, or lost; one that was never opened is absent
             task = self.tasks.get(task_id)
             if task is not None and task.state in GONE:
@@ -192,7 +198,7 @@ class TaskManager:
     def begin_again(self, error: BaseException) -> None:
         """Reopen after a signal handler interrupted a round: records may be read and not applied; positions decide."""
         for task_id, task in self.tasks.items():
-            if task.state in (TaskState.RESTORING, TaskState.STANDBY):
+            if self._effects(task_id, LifeEvent.INTERRUPTED):
                 about = as_event("task_reopened", task=task_id)
                 logger.warning("task %s is opened again: %r interrupted its reading", task_id, error, extra=about)
                 self.readiness.remove(task_id, "failed")
@@ -204,6 +210,10 @@ class TaskManager:
         """Only these active tasks are to come here: attempts at others end, but for those that are here still."""
         # A failed one that is to leave is closed in the next round, unless the move is taken back before.
         self.lives.keep(self.active.union(active))
+
+    def _effects(self, task_id: TaskId, event: LifeEvent) -> tuple[Effect, ...]:
+        """The steps that an event takes a task through, in its present state."""
+        return TABLE[event][_state_of(self.tasks.get(task_id), self.lives[task_id])]
 
     @property
     def active(self) -> set[TaskId]:
@@ -265,14 +275,14 @@ class TaskManager:
         except Unavailable as error:
             self._fail_for_now(task, error, "unavailable")
         except ListenerFailed as error:
-            self._reinitialise(task.id, error)
+            self._handle(task.id, error)
 
     def _promote(self, task: Task, writer: LogWriter, started_ms: int) -> None:
         try:
             planned = self._end_standby(task, writer)
         except ListenerFailed as error:
             task.role = "active"  # it is owned here now
-            self._reinitialise(task.id, error)
+            self._handle(task.id, error)
             self.readiness.keep_shut(task.id, error)
             return
         if isinstance(planned, Loss):
@@ -312,7 +322,7 @@ class TaskManager:
         except Unavailable as error:
             self._fail_for_now(task, error, why)
         except ListenerFailed as error:
-            self._reinitialise(task.id, error)
+            self._handle(task.id, error)
             self.readiness.keep_shut(task.id, error)
         except Corruption as damage:  # the next round handles it
             task.fail(damage)
@@ -331,7 +341,7 @@ class TaskManager:
             if task_id not in self.tasks:
                 continue  # it was fenced
             if task.state is TaskState.FAILED and isinstance(task.error, StandfastError) and is_lost(task.error):
-                self._reinitialise(task_id, task.error)
+                self._handle(task_id, task.error)
 
     def look_for_fenced(self, among: Collection[TaskId]) -> None:
         """Close the tasks for which a commit on any thread has found a newer owner."""
@@ -342,18 +352,18 @@ class TaskManager:
     def open_due(self, now_ms: int) -> None:
         """Open the tasks that are due: they had to wait, the log did not answer, or they were lost and are standbys."""
         for task_id, attempt, again in self.lives.due(now_ms):
-            life, task = self.lives[task_id], self.tasks.get(task_id)
+            life = self.lives[task_id]
             life.attempt = attempt._replace(due_ms=now_ms + AGAIN_MS)  # until it is open, whatever is raised on the way
-            stands_by = task is not None and task.role == "standby" and task.state not in GONE
-            if life.wanted and (task is None or stands_by):
-                self.take(task_id, again=again)
-            elif task is None and life.standby:
-                self.try_standby(task_id, again)
-            elif task is not None and task.state in GONE:
-                if not task.leaving:  # else it is closed, or the move is taken back
+            named = LifeEvent.DUE_STANDBY if life.standby else LifeEvent.DUE_UNNAMED
+            for step in self._effects(task_id, LifeEvent.DUE if life.wanted else named):
+                if step in OPENS:
+                    self.take(task_id, again=again)
+                elif step is Effect.STAND_BY:
+                    self.try_standby(task_id, again)
+                elif step is Effect.START_OVER:
                     self._start_over(task_id, again.reason, again.loss, now_ms)
-            else:
-                self.lives.drop(task_id)
+                else:
+                    self.lives.drop(task_id)
 
     def _fail_for_now(self, task: Task, error: Unavailable, reason: str) -> None:
         again = Again(reason)
@@ -388,16 +398,16 @@ class TaskManager:
     def handle(self, failed: Mapping[TaskId, StandfastError]) -> None:
         """Fail these tasks, or open them again, as their errors say."""
         for task_id, error in failed.items():
-            self._reinitialise(task_id, error)
+            self._handle(task_id, error)
 
-    def _reinitialise(self, task_id: TaskId, error: StandfastError) -> None:
-        """Set state aside that does not fit the log, or is damaged, and restore it from the log."""
-        if isinstance(error, Unavailable):
-            self._fail_for_now(self.tasks[task_id], error, "unavailable")
-            return
-        if not is_lost(error):
+    def _handle(self, task_id: TaskId, error: StandfastError) -> None:
+        lost = LifeEvent.ROWS_LOST if is_lost(error) else LifeEvent.ERROR
+        steps = self._effects(task_id, LifeEvent.NO_ANSWER if isinstance(error, Unavailable) else lost)
+        task = self.tasks[task_id]
+        if isinstance(error, Unavailable) and Effect.WAIT in steps:
+            self._fail_for_now(task, error, "unavailable")
+        elif Effect.FAIL in steps:
             self.readiness.remove(task_id, "failed")
-            task = self.tasks[task_id]
             task.fail(error)
             trace = error if isinstance(error, ListenerFailed) else None  # the program's own code is in it
             about = as_event("task_failed", task=task_id)
@@ -405,22 +415,18 @@ class TaskManager:
             clear_frames(error)  # kept with the task: it must not keep the lock of its directory
             if isinstance(error, BadConfig) and task.role == "active":
                 raise error  # a missing permission: the gate would stay shut without an end
-            return
-        reason = error.reason if isinstance(error, StateLost) else "corrupt"
-        logger.warning(
-            "task %s: state lost (%s): %s",
-            task_id,
-            reason,
-            error,
-            extra=as_event("state_lost", task=task_id, reason=reason),
-        )
-        loss = reported_loss(self.tasks[task_id].applier.changelogs, error)
-        self._start_over(task_id, reason, loss, self._clock.monotonic_ms())
+        elif Effect.START_OVER in steps:
+            # State that does not fit the log, or is damaged, is set aside and restored from the log.
+            reason = error.reason if isinstance(error, StateLost) else "corrupt"
+            about = as_event("state_lost", task=task_id, reason=reason)
+            logger.warning("task %s: state lost (%s): %s", task_id, reason, error, extra=about)
+            loss = reported_loss(task.applier.changelogs, error)
+            self._start_over(task_id, reason, loss, self._clock.monotonic_ms())
 
     def _start_over(self, task_id: TaskId, reason: str, loss: Loss, started_ms: int) -> None:
         """Close a task and open it again: the plan decides again and may refuse; only lost stores are removed."""
         old = self.tasks[task_id]
-        active = old.writer is not None or old.role == "active"
+        active = old.writer is not None or old.role == "active" or self.lives[task_id].wanted
         loss = loss or Loss.unnoted(old.stores.damaged, old.error)
         clear_frames(old.error)  # they keep handles, and one of those keeps the lock of the directory
         # The caller did not request this: a commit of offsets whose rows are gone must not succeed.
@@ -447,7 +453,7 @@ class TaskManager:
             if not self.attempts.waits(task_id, error, active=active, again=Again(reason, loss)):
                 about = as_event("task_not_reopened", task=task_id)
                 logger.error("task %s cannot be opened again: %s", task_id, error, extra=about)
-            if active and (isinstance(error, BadConfig) or self._ends_start(error)):
+            if active and (isinstance(error, BadConfig) or (_ends_start(error) and not self.has_run and self.alone())):
                 raise  # such as a missing permission, which no retry here can fix
             return
         self.tasks[task_id].dropped = old.dropped
@@ -457,9 +463,7 @@ class TaskManager:
 
         `again`: the caller named the task and goes on meanwhile: the instance itself tries until it is open.
         """
-        if task_id in self.active or (task_id in self.tasks and self.tasks[task_id].state in GONE):
-            return
-        if again is None and self.attempts.holds_back(task_id):
+        if not self._effects(task_id, LifeEvent.OFFERED) or (again is None and self.attempts.holds_back(task_id)):
             return
         started_ms = self._clock.monotonic_ms()
         try:
@@ -484,7 +488,8 @@ class TaskManager:
 
     def try_standby(self, task_id: TaskId, again: Again | None = None) -> None:
         """Open a standby; a refused one stays closed here, with its rows. `again`: as in `take`."""
-        if again is None and self.attempts.holds_back(task_id):
+        offered = self._effects(task_id, LifeEvent.OFFERED_STANDBY)
+        if not offered or (again is None and self.attempts.holds_back(task_id)):
             return
         try:
             self.open_standby(task_id)
@@ -501,7 +506,7 @@ class TaskManager:
         if not of_rows and (again is None or is_of_log(error)):
             raise error
         self.lives.drop(task_id)
-        if role == "active" and self._ends_start(error):
+        if role == "active" and _ends_start(error) and not self.has_run and self.alone():
             raise error
         event, what = ("take_over_refused", "run") if role == "active" else ("standby_refused", "be a standby")
         about = as_event(event, task=task_id)
@@ -518,6 +523,19 @@ class TaskManager:
         if active:
             self.readiness.keep_shut(task_id, error)
 
-    def _ends_start(self, error: StandfastError) -> bool:
-        """Whether an application ends with this refusal: at its start, while no other instance lives."""
-        return isinstance(error, StateLost) and error.reason == FOREIGN_OFFSETS and not self.has_run and self.alone()
+
+def _ends_start(error: StandfastError) -> bool:
+    """Whether an application ends with this refusal at its start, while no other instance lives."""
+    return isinstance(error, StateLost) and error.reason == FOREIGN_OFFSETS
+
+
+def _state_of(task: Task | None, life: Life) -> LifeState:
+    if task is None:
+        return LifeState.ABSENT if life.lost is None else LifeState.LOST
+    if task.role == "standby":
+        return LifeState.FAILED_STANDBY if task.state in GONE else LifeState.STANDBY
+    if task.state not in (*GONE, TaskState.RUNNING):
+        return LifeState.RESTORING
+    if task.leaving or life.given:
+        return LifeState.LEAVING
+    return LifeState.FAILED if task.state in GONE else LifeState.RUNNING

@@ -62,14 +62,9 @@ class CheckpointParts:
         self.order: Order | None = None  # replaced as a whole by the tick, and read by the loop
         self._keeper = keeper
         self._counts = counts
-        self._lock = threading.Lock()  # of the sets below, which three threads change
-        self._number = 0
-        self._step = 0
-        self._applied: set[TaskId] = set()
+        self._lock = threading.Lock()  # of the next two, which three threads change
+        self._report = PartReport(0, 0)
         self._asked: set[TaskId] = set()  # stand still, so that their part is cut, or is about to be
-        self._stopped: set[TaskId] = set()
-        self._stored: set[TaskId] = set()
-        self._failed: dict[TaskId, str] = {}
         self._stop = Flag()
         threads = THREADS if keeper is None else keeper.threads
         self._cuts = _Work("standfast-parts", self._stop, threads)
@@ -87,11 +82,8 @@ class CheckpointParts:
 
     def report(self) -> PartReport | None:
         """The parts of the last checkpoint that had any here."""
-        with self._lock:
-            if not self._number:
-                return None
-            stopped, stored = frozenset(self._stopped), frozenset(self._stored)
-            return PartReport(self._number, self._step, frozenset(self._applied), stopped, stored, dict(self._failed))
+        report = self._report
+        return report if report.number else None
 
     # --- for the loop ---
 
@@ -99,18 +91,18 @@ class CheckpointParts:
         """The limits of this order are in force for a task."""
         with self._lock:
             if self._begin(order):
-                self._applied.add(task_id)
+                self._report = replace(self._report, applied=self._report.applied | {task_id})
 
     def stand(self, task_id: TaskId, task: PartTask, order: Order) -> None:
         """A task stands still, and everything of it is committed: its part can be cut."""
         with self._lock:
             self._begin(order)
-            if order.number != self._number or task_id in self._asked:
+            if order.number != self._report.number or task_id in self._asked:
                 return  # opened again while its group stands still: it is where its part was cut
             self._asked.add(task_id)
-            if self._keeper is None:
-                self._failed[task_id] = NO_POLICY
-                return
+        if self._keeper is None:
+            self._note_failed(order.number, task_id, NO_POLICY)
+            return
         self._cuts.put(lambda: self._cut(task_id, task, order.number))
 
     def goes_on(self, pause_ms: int) -> None:
@@ -144,9 +136,7 @@ class CheckpointParts:
         except Exception as error:  # noqa: BLE001 - the part fails, and the task goes on
             self._fail(task_id, number, error)
             return True
-        with self._lock:
-            if number == self._number:
-                self._stopped.add(task_id)
+        self._note(number, lambda report: replace(report, stopped=report.stopped | {task_id}))
         self._uploads.put(lambda: self._upload(task_id, number, made))
         return True
 
@@ -154,10 +144,7 @@ class CheckpointParts:
         try:
             if not self._stop.is_set() and self._wants(number):
                 self._store(task_id, number, made)
-                with self._lock:
-                    # Not into the sets of a newer checkpoint, which may have begun meanwhile.
-                    if number == self._number:
-                        self._stored.add(task_id)
+                self._note(number, lambda report: replace(report, stored=report.stored | {task_id}))
         except Unavailable as error:
             logger.warning(
                 "the part of task %s in checkpoint %d is tried again: %s",
@@ -190,12 +177,17 @@ class CheckpointParts:
 
     def _begin(self, order: Order) -> bool:
         """Forget the parts of an older checkpoint; whether no newer order is known here. The lock is held."""
-        if order.number > self._number:
-            self._number, self._step = order.number, 0
-            self._asked, self._stopped, self._stored, self._failed = set(), set(), set(), {}
-        if order.number == self._number and order.step > self._step:
-            self._step, self._applied = order.step, set()
-        return (order.number, order.step) == (self._number, self._step)
+        if order.number > self._report.number:
+            self._report, self._asked = PartReport(order.number, 0), set()
+        if order.number == self._report.number and order.step > self._report.step:
+            self._report = replace(self._report, step=order.step, applied=frozenset())
+        return (order.number, order.step) == (self._report.number, self._report.step)
+
+    def _note(self, number: int, change: Callable[[PartReport], PartReport]) -> None:
+        with self._lock:
+            # Not into the report of a newer checkpoint, which may have begun meanwhile.
+            if number == self._report.number:
+                self._report = change(self._report)
 
     def _wants(self, number: int) -> bool:
         order = self.order
@@ -210,9 +202,10 @@ class CheckpointParts:
             exc_info=None if isinstance(error, StandfastError) else error,
             extra=as_event("checkpoint_part_failed", task=task_id, number=number),
         )
-        with self._lock:
-            if number == self._number:
-                self._failed[task_id] = str(error) or repr(error)
+        self._note_failed(number, task_id, str(error) or repr(error))
+
+    def _note_failed(self, number: int, task_id: TaskId, why: str) -> None:
+        self._note(number, lambda report: replace(report, failed={**report.failed, task_id: why}))
 
 
 class _Work:

@@ -6,7 +6,7 @@
 In Kafka Streams the `Restorer` is the ChangelogReader, and a task's `ChangelogApplier` its state updater.
 
 Rules of this file: driven by the instance under the session's lock. It reports failed tasks and never reopens one;
-tasks that restore are known here from `restore` to `forget`.
+it has the open tasks of the process, which the task manager adds and removes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import NamedTuple
 
 from standfast.replication.log import Committed, Group, OffsetsOpen
 from standfast.replication.metadata_parts import with_pieces
@@ -30,6 +29,7 @@ from standfast.store.file_errors import NoRoom
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.task.closing import Closings
 from standfast.stream.task.opener import Ranges
+from standfast.stream.task.start import Restore
 from standfast.stream.task.states import TaskState
 from standfast.stream.task.statistics import SessionCounters
 from standfast.stream.task.task import Task
@@ -40,15 +40,6 @@ STANDBY_TICK_MS = 500
 DISK_TICK_MS = 500
 DISK_WRITING_TICK_MS = 50
 PROMOTE = "promote"  # why a standby is restored to its end
-
-
-class _Restore(NamedTuple):
-    """A restoring task. `local_counts`: its stored source offsets count, too, not the group's alone."""
-
-    task: Task
-    local_counts: bool
-    started_ms: int
-    why: str
 
 
 class Readiness:
@@ -86,8 +77,7 @@ class Readiness:
         self.attempts = Attempts(lives, clock)
         self.closings = closings
         self.gives_away = False  # whether tasks that leave a full disk go to other instances, which wait for that
-        self._restores: dict[TaskId, _Restore] = {}
-        self._copies: dict[TaskId, Task] = {}  # standbys for which a directory was set aside
+        self.tasks: dict[TaskId, Task] = {}  # the open tasks of the process
         self._gate_shut_ms = -1
         self._may_write = True  # in this round
         self._standbys_wait = False  # for active tasks of the instance in other processes
@@ -128,12 +118,11 @@ class Readiness:
         self.gate.assigned([task.id])
         self.restorer.add(task.applier, ranges, self._clock.monotonic_ms())
         # Last: a task whose restore a signal handler prevented must not count as whole.
-        self._restores[task.id] = _Restore(task, local_counts, started_ms, why)
+        task.restore = Restore(local_counts, started_ms, why)
 
     def stand_by(self, task: Task) -> None:
         """Follow the changelogs of a task, once every active one is restored. Raises Unavailable, ListenerFailed."""
-        if self._state_dir.aside(str(task.id)):
-            self._copies[task.id] = task
+        task.has_copy = bool(self._state_dir.aside(str(task.id)))
         task.move(TaskState.STANDBY)
         task.stores.restoring(False)  # a standby has no end of its restore
         self._allow_standbys()
@@ -148,7 +137,6 @@ class Readiness:
         """Drop an active task that left or is opened again: the gate does not wait for it."""
         if task_id in self.gate:
             self.gate.revoked([task_id])
-        self._restores.pop(task_id, None)
         self.lives.drop(task_id)
         self._note_gate()
 
@@ -189,11 +177,12 @@ class Readiness:
         another client committed, or whose directory lost commits, fails; its next opening decides.
         """
         whole = [
-            one
-            for task_id, one in self._restores.items()
-            if one.task.state is TaskState.RESTORING
-            and task_id not in self.restorer.tasks
-            and not self.attempts.holds_back(task_id)
+            task
+            for task in self.tasks.values()
+            if task.state is TaskState.RESTORING
+            and task.restore is not None
+            and task.id not in self.restorer.tasks
+            and not self.attempts.holds_back(task.id)
         ]
         failed: dict[TaskId, StandfastError] = {}
         if not whole:
@@ -201,35 +190,36 @@ class Readiness:
         try:
             committed = self._committed(whole)
         except OffsetsOpen as error:
-            held = [one for one in whole if any(map(one.task.is_source, error.partitions))]
-            for one in held:
-                self.attempts.later(one.task.id, error)
-            whole = [one for one in whole if one not in held]
+            held = [task for task in whole if any(map(task.is_source, error.partitions))]
+            for task in held:
+                self.attempts.later(task.id, error)
+            whole = [task for task in whole if task not in held]
             if not held:
                 raise
             committed = self._committed(whole) if whole else {}
         count = 0
-        for one in whole:
+        for task in whole:
             self._progress.step(WORK)
+            assert task.restore is not None
             try:
-                one.task.resume_from_log(committed, local_counts=one.local_counts)
+                task.resume_from_log(committed, local_counts=task.restore.local_counts)
             except StateLost as refused:
-                one.task.fail(refused)
+                task.fail(refused)
                 continue
             try:
-                self._activate(one)
+                self._activate(task, task.restore)
                 count += 1
             except (ListenerFailed, Unavailable, Corruption) as error:
-                failed[one.task.id] = error
+                failed[task.id] = error
         return count, failed
 
-    def _committed(self, whole: Sequence[_Restore]) -> dict[TopicPartition, Committed]:
+    def _committed(self, whole: Sequence[Task]) -> dict[TopicPartition, Committed]:
         """The committed offsets of restored tasks. Raises Unavailable."""
         self._progress.step(WORK)  # the answer may wait for a transaction
         # One request for all: each took 4 ms on Kafka. Of their own sources alone: other tasks commit meanwhile.
-        sources = [one.task.sources for one in whole]
+        sources = [task.sources for task in whole]
         wanted = None if None in sources else [at for some in sources for at in some or ()]
-        heads = self._group.committed(wanted, only=lambda at: any(one.task.is_source(at) for one in whole))
+        heads = self._group.committed(wanted, only=lambda at: any(task.is_source(at) for task in whole))
         return with_pieces(heads, self._group.committed)
 
     def standby_round(self) -> TailResult:
@@ -250,31 +240,30 @@ class Readiness:
         if self._may_write:
             failed = self.tailer.commit_tick(self._clock.wall_ms())
         failed |= self.tailer.refresh_ends(self._clock.wall_ms())
-        for task_id, task in list(self._copies.items()):
-            if task.state is not TaskState.STANDBY:
-                del self._copies[task_id]  # an active task drops it itself
-            elif self.tailer.is_whole(task_id):
-                del self._copies[task_id]
+        for task_id, task in self.tasks.items():
+            # An active task drops its copy itself.
+            if task.has_copy and task.state is TaskState.STANDBY and self.tailer.is_whole(task_id):
+                task.has_copy = False
                 self._state_dir.drop_aside(str(task_id))
         return failed
 
     def _allow_standbys(self) -> None:
         self.tailer.allow(not (self.restorer.tasks or self._standbys_wait))
 
-    def _activate(self, one: _Restore) -> None:
-        task_id = one.task.id
-        one.task.begin_commits()
-        one.task.move(TaskState.RUNNING)
-        one.task.runs_since_ms = self._clock.monotonic_ms()
-        del self._restores[task_id]
+    def _activate(self, task: Task, restore: Restore) -> None:
+        task_id = task.id
+        task.begin_commits()
+        task.move(TaskState.RUNNING)
+        task.runs_since_ms = self._clock.monotonic_ms()
+        task.restore = None
         self.lives.drop(task_id)
         # Only now: until a task is whole its old directory may be the last copy of its rows.
         self._state_dir.drop_aside(str(task_id))
-        counters, took_ms = self._counters, self._clock.monotonic_ms() - one.started_ms
+        counters, took_ms = self._counters, self._clock.monotonic_ms() - restore.started_ms
         counters.restore_seconds.observe(took_ms / 1_000)
-        for name in one.task.stores.specs:
-            counters.store_restore_seconds[name, one.why].observe(took_ms / 1_000)
-        if one.why == PROMOTE:
+        for name in task.stores.specs:
+            counters.store_restore_seconds[name, restore.why].observe(took_ms / 1_000)
+        if restore.why == PROMOTE:
             counters.promotions["completed"] += 1
             counters.promotion_seconds.observe(took_ms / 1_000)
             counters.promotion_last_ms = took_ms

@@ -31,6 +31,14 @@ from standfast.stream.task.settings import Guarantee
 from standfast.stream.watermarks import CLOCK_KEY, PROGRESS_PREFIX
 
 
+class Restore(NamedTuple):
+    """A restore of a task. `local_counts`: its stored source offsets count, too, not the group's alone."""
+
+    local_counts: bool
+    started_ms: int
+    why: str
+
+
 class Start(NamedTuple):
     """`restates`: the next commit writes the offsets again, since the group lacks some; `foreign`: of another client.
 

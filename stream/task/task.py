@@ -69,7 +69,7 @@ from standfast.stream.source_offsets import checked_source_offsets
 from standfast.stream.steps import Steps, run_steps
 from standfast.stream.task.commit_write import CommitWrite, WrittenTask
 from standfast.stream.task.settings import Guarantee
-from standfast.stream.task.start import Judges, start_of
+from standfast.stream.task.start import Judges, Restore, start_of
 from standfast.stream.task.states import ALLOWED, GONE, TaskState, not_running
 from standfast.stream.task.statistics import Clocks, SessionCounters
 
@@ -125,6 +125,8 @@ class Task:
         self.clocks: Callable[[], Clocks] | None = None  # of its processing, where there is one; any thread may ask
         self.runs_since_ms = -1  # monotonic
         self.last_commit_ms = -1  # monotonic; when the loop's last commit of it began
+        self.restore: Restore | None = None  # while it restores
+        self.has_copy = False  # a standby's directory was set aside before it opened
         self.leaving = False  # it is another instance's now: the loop commits it and ends its run
         self.keeps_refused = False  # a commit that the log refused before its first byte leaves the task usable
         self.counters = SessionCounters()  # the session's, after `count_in`

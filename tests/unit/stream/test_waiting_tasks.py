@@ -138,6 +138,26 @@ def test_standby_that_is_assigned_as_active_and_has_to_wait_is_promoted_later(
     assert (session.task(0).state.value, session.ready) == ("running", True)
 
 
+def test_standby_that_waits_for_its_promotion_and_fails_meanwhile_is_opened_as_active(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = bench.session(stores=STORES, take_over=False)
+    session.assign(standby=[0])
+    bench.settle(session)
+
+    def transaction_open(*_: Any) -> None:
+        raise TransactionOpen("task 0_0: a transaction of its former owner is open")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TaskOpener, "plan_again", transaction_open)
+        with pytest.raises(sf.Unavailable):
+            session.assign(active=[0])
+    session.open_later(session.tasks()[0], "as a failed read of its changelog", 0)
+    session.tasks()[0].fail(sf.Unavailable("the log did not answer"))
+    bench.settle(session)
+    assert (session.task(0).state.value, session.ready) == ("running", True)
+
+
 def test_shared_task_that_waits_is_missing_until_it_is_here(bench: Bench) -> None:
     session = bench.session(**headless(bench), placement="shared", lease_ms=60_000)
     with storage_away():
