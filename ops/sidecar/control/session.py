@@ -46,7 +46,7 @@ from standfast.store.errors import (
 from standfast.store.names import check_name
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import MARKER, StateDir, write_marker
-from standfast.stream.task.states import GONE
+from standfast.stream.task.states import GONE, TaskState
 from standfast.stream.task.statistics import SessionCounters, SessionStatistics
 from standfast.stream.task.task import Task
 
@@ -398,8 +398,10 @@ def failure_of(task: Task) -> BaseException:
             f"task {task.id}: the outcome of a commit is unknown ({error}): ask SF.OFFSETS once the task is open "
             "again, which the sidecar is trying now"
         )
-    if error is not None and is_of_log(error):
-        return error  # unchanged: a log that is away and one that is damaged need different actions
+    if error is not None and (is_of_log(error) or task.state is TaskState.CLOSED):
+        # Unchanged: a log that is away and one that is damaged need different actions, as the reasons do for which a
+        # task cannot be opened.
+        return error
     try:
         task.source_offsets()
     except StandfastError as error:
