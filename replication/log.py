@@ -444,7 +444,12 @@ class Group(Protocol):
         """Live members now."""
         ...
 
-    def leave(self, member_id: str) -> None: ...
+    def leave(self, member_id: str, *, only: Callable[[str], bool] | None = None) -> None:
+        """Stop being a member; no error for an id that is not a member.
+
+        `only`: not if it is False for the member's metadata, as when another process has joined in its place.
+        """
+        ...
 
     def owners(self) -> dict[str, str]:
         """Transactional id -> id of the member that last opened a writer for it in this group's name."""

@@ -175,7 +175,7 @@ class ReadOnlyGroup:
         # A constant generation: no other member ever joins, so there is no rebalance to notice.
         return GroupView(1, self._members[0].member_id if self._members else None, self._members)
 
-    def leave(self, member_id: str) -> None:
+    def leave(self, member_id: str, *, only: Callable[[str], bool] | None = None) -> None:
         """Forget the member, of which the log never knew."""
         self._members = ()
 

@@ -89,10 +89,15 @@ class EmbeddedGroup:
         with self._db.mutex, self._db.guard, self._db.read() as run:
             return self._view(run, self._clock.monotonic_ms())
 
-    def leave(self, member_id: str) -> None:
-        """Stop being a member; no error for an id that is not a member."""
+    def leave(self, member_id: str, *, only: Callable[[str], bool] | None = None) -> None:
+        """Stop being a member; no error for an id that is not a member. See the port."""
         with self._db.lock(patient=False), self._db.mutex, self._db.guard, self._db.write() as run:
             self._expire(run, self._clock.monotonic_ms())
+            found = run.execute(
+                "SELECT metadata FROM members WHERE group_name = ? AND member_id = ?", (self._name, member_id)
+            ).fetchone()
+            if found is None or (only is not None and not only(found[0])):
+                return
             left = run.execute("DELETE FROM members WHERE group_name = ? AND member_id = ?", (self._name, member_id))
             self._grow(run, left.rowcount)
             store_busy(run, self._name, member_id)

@@ -105,10 +105,10 @@ class KafkaGroup:
         self._check_open()
         return self._board.view()
 
-    def leave(self, member_id: str) -> None:
-        """Stop being a member; no error for an id that is not a member."""
+    def leave(self, member_id: str, *, only: Callable[[str], bool] | None = None) -> None:
+        """Stop being a member; no error for an id that is not a member. See the port."""
         self._check_open()
-        self._board.leave(member_id)
+        self._board.leave(member_id, only)
 
     def owners(self) -> dict[str, str]:
         """Transactional id -> id of the member that last opened a writer for it in this group's name."""

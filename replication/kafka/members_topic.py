@@ -19,7 +19,7 @@ changed everything. It must not know of the group's offsets.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TypeAlias
 
@@ -144,15 +144,20 @@ class Board:
             self._remove_run_out()
             return self._members.view()
 
-    def leave(self, member_id: str) -> None:
-        """Stop being a member; no error for an id that is not a member."""
+    def leave(self, member_id: str, only: Callable[[str], bool] | None = None) -> None:
+        """Stop being a member; no error for an id that is not a member. See `Group.leave`."""
         with self._lock:
             self._refresh()
             self._remove_run_out()
             session = self._sessions.pop(member_id, None)
             lease = self._members.leases.get(member_id)
-            if lease is not None and session in (None, lease.session):
+            if lease is None or session not in (None, lease.session):
+                return
+            if only is None:
                 self._write(member_key(member_id), None)
+            elif only(lease.metadata):
+                # With the offset that was read: the removal is void for a member that has joined or renewed since.
+                self._write(member_key(member_id), None, removal_headers(lease))
 
     # -- owners of writers --------------------------------------------------------------------------------------------
 

@@ -1,10 +1,11 @@
 """The parent's side of the lease process: starts it, names the member to renew, watches it and restarts it.
 
     start ──> it connects while the session opens ──> renew(group, member) ──> poll: whether it renews
+    close ──> "done": it ends without a word        this process ends without that ──> it ends the lease
     ended, or without an attempt for SILENT_MS ──> a new process, after a pause that doubles up to RESTART_MS_MAX
 
 Rules of this file: a pipe and a process. `start`, `poll` and `close` belong to one thread, which must live as long as
-the process: the kernel binds the two. Any thread may call `renew`.
+the process: its end is a word to the lease process. Any thread may call `renew`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from standfast.replication.progress import LOST, RENEWED, STALLED, TRIES, LeaseProgress
 from standfast.store.clock import Clock
@@ -30,6 +32,16 @@ RESTART_MS_MAX = 10_000
 WELL_MS = 30_000
 SILENT_MS = 30_000  # the client waits at most so long for a log that does not answer
 END_S = 1.0
+SETTLE_MS = 100
+
+
+class LeaseEnd(NamedTuple):
+    """How a lease ends with its process, of which `process` is the token: at a word of `owner.py`, which "" forbids,
+    and `settle_ms` later, when the log has the last requests of the process."""
+
+    process: str
+    word: str
+    settle_ms: int = 0
 
 
 class LeaseProcess:
@@ -71,10 +83,10 @@ class LeaseProcess:
         """Start the process now; it connects to the log, and renews nothing yet."""
         self._start(self._clock.monotonic_ms())
 
-    def renew(self, group: str, member: str, lease_ms: int) -> None:
-        """Make the process renew this member's lease from now on."""
+    def renew(self, group: str, member: str, lease_ms: int, end: LeaseEnd) -> None:
+        """Make the process renew this member's lease from now on, and end it as `end` says."""
         with self._lock:
-            self._target = _line({"group": group, "member": member, "lease_ms": lease_ms})
+            self._target = _line({"group": group, "member": member, "lease_ms": lease_ms, **end._asdict()})
             self._tell(self._target)
 
     def poll(self, within_ms: int) -> bool:
@@ -97,6 +109,7 @@ class LeaseProcess:
     def close(self) -> None:
         """End the process: the end of its input ends it within milliseconds, unless it waits for the log."""
         with self._lock:
+            self._tell(_line({"done": True}))
             process, self._process = self._process, None
         if process is None:
             return
@@ -138,9 +151,14 @@ class LeaseProcess:
 
     def _start(self, now_ms: int) -> None:
         self._started_ms = now_ms
+        try:
+            owner = os.pidfd_open(os.getpid())
+        except OSError:  # an old kernel, or a container that forbids it: the process ends with this one, without a word
+            owner = -1
         order = {
             "log": self._address,
             "parent": os.getpid(),
+            "owner": owner,
             "max_stall_ms": self._max_stall_ms,
             "words": self._progress.fd,
         }
@@ -153,13 +171,16 @@ class LeaseProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,
-                pass_fds=(self._progress.fd,),
+                pass_fds=(self._progress.fd, *((owner,) if owner >= 0 else ())),
                 start_new_session=True,
                 env=os.environ | child_environment(),
             )
         except OSError as error:
             self._later(now_ms, f"it could not be started: {error}")
             return
+        finally:
+            if owner >= 0:
+                os.close(owner)
         assert process.stdout is not None
         os.set_blocking(process.stdout.fileno(), False)
         with self._lock:

@@ -17,11 +17,19 @@ Rules of this file: pure; `now_ms` is the watcher's own monotonic time.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
 
 from standfast.replication.busy import Busy
 
 RENEWALS_PER_LEASE = 5
 MEMBER_MS = 15  # of lease for each member of the group
+
+
+class Word(Enum):
+    """The word of a lease process that ends the lease of its owner; see `owner.py`."""
+
+    GOING = "going"
+    GONE = "gone"
 
 
 class StallWatch:

@@ -2,14 +2,18 @@
 
     python -m standfast.replication.lease.worker      started by process.py
 
-    stdin    {"log": ADDRESS, "parent": PID, "max_stall_ms": N, "words": FD}      connect
-             {"group": NAME, "member": ID, "lease_ms": N}                         renew from now on
+    stdin    {"log": ADDRESS, "parent": PID, "owner": PIDFD, "max_stall_ms": N, "words": FD}    connect
+             {"group": NAME, "member": ID, "lease_ms": N, "process": TOKEN,                     renew from now on
+              "word": "going" | "gone" | "", "settle_ms": N}
+             {"done": true}                                                                     end
     stdout   one line of text for each new difficulty
     words    see progress.py
 
 The lease is that of a group as large as the last renewal found it (`lease_in_group_ms`). The process only renews. It
-counts a lease that ran out in LOST, and the parent decides to join again. It ends with its parent: the kernel kills it
-when the parent's thread ends, also by SIGKILL; so does the end of stdin.
+counts a lease that ran out in LOST, and the parent decides to join again. It outlives its parent by one message, which
+ends the lease of that very process (`owner.py`), and by END_MS at most; "word" is the surest word that this log needs,
+and "settle_ms" the time for the last requests of the dead process. Without a pidfd the kernel kills it with its
+parent, and the lease runs out.
 
 Rules of this file: the process renews only while the parent makes progress, so that a parent that is stopped or hangs
 does not keep its tasks. A renewal says how busy the parent is, so that others see it while its interpreter is held. It
@@ -25,7 +29,8 @@ import signal
 import sys
 from typing import Any
 
-from standfast.replication.lease.renewal import BusyWatch, StallWatch, lease_in_group_ms, renewal_interval_ms
+from standfast.replication.lease.owner import OwnerWatch
+from standfast.replication.lease.renewal import BusyWatch, StallWatch, Word, lease_in_group_ms, renewal_interval_ms
 from standfast.replication.log import Group, Log
 from standfast.replication.progress import (
     ALLOWED,
@@ -39,36 +44,52 @@ from standfast.replication.progress import (
     LeaseProgress,
 )
 from standfast.replication.tail.open_log import open_log
+from standfast.replication.takeover import MemberPlan
 from standfast.store.clock import SystemClock
-from standfast.store.errors import Corruption, Fenced, StandfastError, Unavailable
+from standfast.store.errors import Corruption, Fenced, InvalidRequest, StandfastError, Unavailable
 from standfast.store.log import print_as_parent
 from standfast.store.process.parent import bind_to_parent
 
 READ_BYTES = 1 << 16
+GOODBYE_MS = 1_000  # from the end of the parent's pipes to its own, which takes 0.2 s with much memory
 RETRY_MS = 200
 
 
 class LeaseOrders:
-    """Lines of the standard input, whose end ends the process at once."""
+    """Lines of the standard input. Its end ends the process, unless an owner is watched: that may be about to end."""
 
     def __init__(self) -> None:
+        self.owner: OwnerWatch | None = None
         self._pending = b""
+        self._ended = False
 
     def next(self, wait_ms: int) -> dict[str, Any] | None:
-        """The next line, or None after `wait_ms` without one."""
+        """The next line, or None after `wait_ms` without one, or once the owner has news."""
         clock = SystemClock()
         until_ms = clock.monotonic_ms() + wait_ms
+        owner = () if self.owner is None else self.owner.handles
         while b"\n" not in self._pending:
             left_ms = until_ms - clock.monotonic_ms()
-            if left_ms <= 0 or not select.select([0], [], [], left_ms / 1_000)[0]:
+            handles = [*owner, *(() if self._ended else (0,))]
+            ready = select.select(handles, [], [], max(left_ms, 0) / 1_000)[0] if left_ms > 0 else []
+            if 0 not in ready:
                 return None
             piece = os.read(0, READ_BYTES)
             if not piece:
-                os._exit(0)  # the parent has ended, or gives the lease up; the log's clients need no goodbye
+                self._end()
+                return None
             self._pending += piece
         line, _, self._pending = self._pending.partition(b"\n")
         order: dict[str, Any] = json.loads(line)
+        if "done" in order:
+            os._exit(0)  # the parent gives the lease up; the log's clients need no goodbye
         return order
+
+    def _end(self) -> None:
+        """The parent's end of the pipe is closed: it ends, or has left this process behind."""
+        if self.owner is None or not self.owner.gone_within(GOODBYE_MS):
+            os._exit(0)
+        self._ended = True
 
 
 class Renewer:
@@ -132,10 +153,31 @@ class Renewer:
             words[RENEWED] += 1
         words[TRIES] += 1  # after the attempt: one that hangs must look silent to the parent
 
+    def end(self, target: dict[str, Any]) -> None:
+        """End the lease of the owner, which has ended, unless another process has joined in its place."""
+        if self._log is None:
+            return
+        token = target["process"]
+        SystemClock().sleep_ms(target["settle_ms"])
+        try:
+            group = self._group or self._log.group(target["group"])
+            group.leave(target["member"], only=lambda text: _token(text) == token)
+        except (Unavailable, Corruption):  # then it runs out
+            return
+
     def _say(self, text: str) -> None:
         if text != self._said:
             self._said = text
             say(text)
+
+
+def _token(metadata: str) -> str | None:
+    """The token of the process that wrote a member's metadata; None if they do not say."""
+    try:
+        process = MemberPlan.from_json(metadata).process
+    except InvalidRequest:
+        return None
+    return None if process is None else process.token
 
 
 def say(text: str) -> None:
@@ -156,7 +198,10 @@ def main() -> int:
     order = None
     while order is None:
         order = orders.next(RETRY_MS)
-    if not bind_to_parent(order["parent"]):
+    owner = None
+    if order["owner"] >= 0:
+        owner = orders.owner = OwnerWatch(order["owner"])
+    elif not bind_to_parent(order["parent"]):
         return 0
     renewer = Renewer(order)
     target: dict[str, Any] | None = None
@@ -165,6 +210,11 @@ def main() -> int:
         target = orders.next(RETRY_MS)
     next_ms = clock.monotonic_ms()
     while True:
+        word = None if owner is None else owner.word()
+        if word is Word.GONE or (word is Word.GOING and target["word"] == Word.GOING.value):
+            if target["word"]:
+                renewer.end(target)
+            return 0
         interval_ms = renewer.renew(target["group"], target["member"], target["lease_ms"])
         # After a delay, such as a log that hung, one renewal now is enough: missed ones are not made up.
         next_ms = max(next_ms + interval_ms, clock.monotonic_ms())

@@ -51,10 +51,15 @@ def bind_to_parent(parent: int) -> bool:
 
     False if the process `parent` had ended before the call: the caller must then end by itself.
     """
-    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    signal_at_parents_end(signal.SIGKILL)
     # A parent that ended before the prctl sends no signal; this process then has another parent already.
     return os.getppid() == parent
+
+
+def signal_at_parents_end(number: signal.Signals) -> None:
+    """Have the kernel send this process a signal as soon as the thread that started it ends, however that ends."""
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
 class Parent:

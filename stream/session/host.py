@@ -417,7 +417,7 @@ class SessionHost(Closing):
         """Start the renewal of the lease: it connects while the session opens."""
         # Without take-over no other member takes a task over when the lease runs out.
         if not renewed_here(self.app, self._settings.kafka) and self._settings.take_over:
-            self._keeper.use_process(address)
+            self._keeper.use_process(address, self._settings.guarantee)
             self.progress = self._keeper.progress
         self._background.start(LEASE_THREAD, self._keeper.run)
 

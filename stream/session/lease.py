@@ -20,16 +20,19 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from standfast.replication.busy import Busy
+from standfast.replication.kafka.address import KafkaAddress
 from standfast.replication.kafka.callbacks import needs_this_process
-from standfast.replication.lease.process import LeaseProcess
-from standfast.replication.lease.renewal import BusyWatch, StallWatch, renewal_interval_ms
+from standfast.replication.lease.process import SETTLE_MS, LeaseEnd, LeaseProcess
+from standfast.replication.lease.renewal import BusyWatch, StallWatch, Word, renewal_interval_ms
 from standfast.replication.log import Group
 from standfast.replication.progress import ALLOWED, GAP, LOOKED, STALLED, STALLS, LeaseProgress
+from standfast.replication.tail.open_log import SqliteAddress, parse_address
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import Corruption, Unavailable
 from standfast.store.log import as_event, logger
 from standfast.store.process.interrupts import Flag
 from standfast.store.timestamps import duration_text
+from standfast.stream.task.settings import Guarantee
 from standfast.stream.task.statistics import SessionCounters
 
 
@@ -50,6 +53,8 @@ class LeaseHolder(Protocol):
 
     @property
     def member(self) -> str: ...
+    @property
+    def token(self) -> str: ...
     @property
     def lease_ms(self) -> int: ...
     def heartbeat(self, group: Group, busy: Busy) -> None: ...
@@ -72,6 +77,7 @@ class LeaseKeeper:
         self._began = Flag()
         self._started = Flag()
         self._process: LeaseProcess | None = None
+        self._word: Word | None = None
         self._holder: tuple[LeaseHolder, Group] | None = None
         self._renewed_ms = -1
         self._stalled: tuple[str, ...] = ()
@@ -79,13 +85,23 @@ class LeaseKeeper:
         self._stalls = 0  # of the process: its count at the last call of `was_stalled`
         self.progress = LeaseProgress(workers=workers)
 
-    def use_process(self, address: str) -> None:
+    def use_process(self, address: str, guarantee: Guarantee) -> None:
         """Renew by a process; called before the thread runs. A clock that is not the machine's needs the thread."""
+        self._word = self._word_of(address, guarantee)
         # A frozen program is its own interpreter, so starting it would run the application again.
         startable = bool(sys.executable) and not getattr(sys, "frozen", False)
         if startable and isinstance(self._clock, SystemClock):
             self.progress = LeaseProgress(shared=True, workers=self._workers)
             self._process = LeaseProcess(address, self.progress, self._max_stall_ms, self._clock)
+
+    def _word_of(self, address: str, guarantee: Guarantee) -> Word | None:
+        """The word that ends the lease with its process; None: it runs out."""
+        where = parse_address(address)
+        fenced = isinstance(where, KafkaAddress) and guarantee == "exactly_once"
+        if fenced or isinstance(where, SqliteAddress):
+            return Word.GOING  # the log refuses writes of a process that lives on after all
+        # Of a supervisor the workers write, and their own ends are not watched.
+        return Word.GONE if isinstance(where, KafkaAddress) and not self._workers else None
 
     @property
     def pid(self) -> int | None:
@@ -111,7 +127,9 @@ class LeaseKeeper:
         self._holder = (holder, group)
         if self._process is not None:
             self._started.wait()
-            self._process.renew(group_name, holder.member, self._lease_ms)
+            word = "" if self._word is None else self._word.value
+            end = LeaseEnd(holder.token, word, SETTLE_MS if self._word is Word.GONE else 0)
+            self._process.renew(group_name, holder.member, self._lease_ms, end)
         self._began.set()
 
     def run(self) -> None:

@@ -59,6 +59,11 @@ class Membership:
         self._written = ""  # the metadata that this process wrote last
         self._younger: Process | None = None
 
+    @property
+    def token(self) -> str:
+        """The token of this process, in the metadata that it joins with."""
+        return self._process.token
+
     def look(self) -> GroupView:
         """Read and return the group's present view. Raises BadConfig if an older process is this member, too."""
         self.view = self._group.view()

@@ -386,7 +386,7 @@ class Supervisor(Closing):
     def _keep_lease(self, address: str) -> None:
         forks.dies_in_child(self)
         if not needs_this_process(self._settings.kafka):
-            self._keeper.use_process(address)
+            self._keeper.use_process(address, self._settings.guarantee)
         self._background.start("standfast-lease", self._keeper.run)
 
     def _log_is_mine(self) -> bool:

@@ -242,6 +242,22 @@ def test_generation_grows_with_every_change_of_the_live_members(log: Log) -> Non
     assert group.view() == left
 
 
+def test_member_leaves_for_a_process_only_while_its_metadata_are_of_that_process(log: Log) -> None:
+    group = log.group("board")
+    group.join("a", "of one process", lease_ms=LEASE_MS)
+    other = log.group("board")  # as of another process, which renews and has not joined
+    before = other.heartbeat("a", lease_ms=LEASE_MS)
+    other.leave("a", only=lambda text: text == "of another process")
+    assert group.view() == before
+    group.join("a", "of the next process", lease_ms=LEASE_MS)
+    other.leave("a", only=lambda text: text == "of one process")
+    assert [member.metadata for member in group.view().members] == ["of the next process"]
+    other.leave("a", only=lambda text: text == "of the next process")
+    other.leave("a", only=lambda text: text == "of the next process")
+    assert group.view().members == ()
+    assert group.view().generation == before.generation + 1
+
+
 def test_member_whose_lease_ran_out_is_gone(log: Log, pass_time_ms: Callable[[int], None]) -> None:
     group = log.group("board")
     group.join("a", lease_ms=LEASE_MS)

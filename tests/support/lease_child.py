@@ -4,6 +4,8 @@
 
     stdin    JSON, one a line: {"hold_s": N}    hold the interpreter for so long, as RocksDB or a C extension does
                                {"stick_s": N}   the next record takes so long
+                               {"fork_s": N}    fork a child that lives for so long
+                               {"exec_s": N}    become another program, which lives for so long
     stdout   JSON, one a line, every 50 ms while it can: see `status`
 
 Topics: `<app>-in` is counted by key into the store `counts`, and each record's value goes on to `<app>-out`.
@@ -14,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
+import os
 import signal
 import sys
 import threading
@@ -86,6 +89,11 @@ def main() -> None:
                 sleep(int(order["hold_s"] * 1e6))
             if "stick_s" in order:
                 stick.append(order["stick_s"])
+            if "fork_s" in order and os.fork() == 0:
+                time.sleep(order["fork_s"])  # it holds copies of all descriptors
+                os._exit(0)
+            if "exec_s" in order:
+                os.execv("/bin/sleep", ["sleep", str(order["exec_s"])])
 
     for run in (say, obey):
         threading.Thread(target=run, daemon=True).start()

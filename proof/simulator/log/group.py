@@ -107,8 +107,8 @@ class SimGroup:
 
         return self._access.call("group.view", effect)
 
-    def leave(self, member_id: str) -> None:
-        """Stop being a member; no error for an id that is not a member."""
+    def leave(self, member_id: str, *, only: Callable[[str], bool] | None = None) -> None:
+        """Stop being a member; no error for an id that is not a member. See the port."""
         self._check_open()
         key = (self._name, member_id)
 
@@ -116,7 +116,9 @@ class SimGroup:
             data, _ = self._begin()
             lease, session = data.leases.get(member_id), self._access.sessions.pop(key, None)
             self._log.version += 1
-            if lease is not None and (not self._log.kafka or session in (None, lease.session)):
+            if lease is None or (only is not None and not only(lease.metadata)):
+                return
+            if not self._log.kafka or session in (None, lease.session):
                 del data.leases[member_id]
                 data.generation += 1
 

@@ -15,7 +15,7 @@ import pytest
 
 import standfast as sf
 from standfast.replication.kafka.members import Members, member_key, member_value, removal_headers
-from standfast.replication.lease.process import SILENT_MS, LeaseProcess
+from standfast.replication.lease.process import SILENT_MS, LeaseEnd, LeaseProcess
 from standfast.replication.lease.renewal import (
     MEMBER_MS,
     RENEWALS_PER_LEASE,
@@ -188,7 +188,7 @@ def test_owner_that_could_not_look_for_long_does_not_take_its_lease_process_for_
     with closing(progress), closing(open_log(address)) as log, closing(process):
         log.group("app").join("a", lease_ms=60_000)
         process.start()
-        process.renew("app", "a", 100)
+        process.renew("app", "a", 100, LeaseEnd("", ""))
         until(lambda: progress.words[RENEWED], "it renews")
         assert process.poll(1_000)
         pid, before = process.pid, progress.words[TRIES]

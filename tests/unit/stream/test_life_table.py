@@ -131,7 +131,7 @@ def rested(pair: Pair, table: Table) -> Pair:
 
 
 def traps(table: Table) -> set[str]:
-    """What goes wrong in any state that the two instances reach."""
+    """The faults of all states that the two instances reach."""
     begin = (One(), One())
     seen, todo, found = {begin}, [begin], set()
     while todo:
