@@ -27,6 +27,7 @@ NAMED_ONLY = {
     "ops/sidecar/worker/reader.py": "of the next",
     "ops/sidecar/worker/worker.py": PROGRAM_OF_CHILD,
     "ops/tools/bound_exec.py": PROGRAM_OF_CHILD,
+    "replication/lease/owner.py": PROGRAM_OF_CHILD,
     "replication/lease/worker.py": PROGRAM_OF_CHILD,
 }
 

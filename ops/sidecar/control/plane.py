@@ -50,6 +50,7 @@ from standfast.store.names import few
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.store.timestamps import duration_text
+from standfast.stream.task.states import GONE
 
 T = TypeVar("T")
 TICK_MS = 20
@@ -301,7 +302,8 @@ class ControlPlane:
         held = None
         if self.session.is_open:
             held = self.session.held()  # once a round: each look waits for the session's lock
-            if self.watch.now() is None:  # else no instance could open a task: each follows as soon as the log answers
+            failed = any(one.state in GONE for one in held.tasks.values())
+            if failed and self.watch.now() is None:  # else no instance could open it: it follows once the log answers
                 self.session.session.open_failed()
             held = self._round(held)
         self.timers.tick(self.wanted.active, self.table.now.open)

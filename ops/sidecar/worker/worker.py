@@ -85,11 +85,12 @@ class TailWorker:
                 if not is_of_log(error):
                     raise
                 logger.warning("standby worker: the log did not answer: %s", error, extra=as_event("log_away"))
-        # Neither makes a call to the log: their errors are the end of the session's background work, and so of this
-        # process.
-        self._session.open_failed()
+        # Makes no call to the log: its errors are the end of the session's background work, and so of this process.
         tasks = self._session.all_tasks()
-        errors = "; ".join(str(task.error) for task in tasks.values() if task.state in GONE)
+        failed = [task for task in tasks.values() if task.state in GONE]
+        if failed:
+            self._session.open_failed()
+        errors = "; ".join(str(task.error) for task in failed)
         state = TailsState(self._round, self._holdings(tasks), self._error or errors)
         if status is None and state == self._told:
             return None
