@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from typing import TypeAlias
 
 
 class LifeState(Enum):
@@ -79,15 +80,16 @@ class Effect(Enum):
 
 
 _S, _X = LifeState, Effect
-_OPEN = {_S.ABSENT: (_X.OPEN,), _S.LOST: (_X.OPEN,), _S.STANDBY: (_X.PROMOTE,)}
-_STAND_BY = {_S.ABSENT: (_X.STAND_BY,), _S.LOST: (_X.STAND_BY,)}
+_Row: TypeAlias = dict[LifeState, tuple[Effect, ...]]
+_OPEN: _Row = {_S.ABSENT: (_X.OPEN,), _S.LOST: (_X.OPEN,), _S.STANDBY: (_X.PROMOTE,)}
+_STAND_BY: _Row = {_S.ABSENT: (_X.STAND_BY,), _S.LOST: (_X.STAND_BY,)}
 _ACTIVE = (_S.RESTORING, _S.RUNNING, _S.LEAVING)
 _HERE = (*_ACTIVE, _S.STANDBY, _S.FAILED, _S.FAILED_STANDBY)
-_AGAIN = dict.fromkeys((_S.FAILED, _S.FAILED_STANDBY), (_X.START_OVER,))
+_AGAIN: _Row = dict.fromkeys((_S.FAILED, _S.FAILED_STANDBY), (_X.START_OVER,))
 _PUT_OFF = (_X.FAIL, _X.WAIT)
 
 
-def _every(*rows: Mapping[LifeState, tuple[Effect, ...]]) -> dict[LifeState, tuple[Effect, ...]]:
+def _every(*rows: _Row) -> _Row:
     """The effects in each state: of the first row that names it, or none."""
     return {state: next((row[state] for row in rows if state in row), ()) for state in LifeState}
 
