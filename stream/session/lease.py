@@ -30,6 +30,7 @@ from standfast.replication.tail.open_log import SqliteAddress, parse_address
 from standfast.store.clock import Clock, SystemClock
 from standfast.store.errors import Corruption, Unavailable
 from standfast.store.log import as_event, logger
+from standfast.store.outside import process_id
 from standfast.store.process.interrupts import Flag
 from standfast.store.timestamps import duration_text
 from standfast.stream.task.settings import Guarantee
@@ -93,6 +94,12 @@ class LeaseKeeper:
         if startable and isinstance(self._clock, SystemClock):
             self.progress = LeaseProgress(shared=True, workers=self._workers)
             self._process = LeaseProcess(address, self.progress, self._max_stall_ms, self._clock)
+            if process_id() == 1:
+                logger.warning(
+                    "this process is the first of its PID namespace, and the kernel ends its lease process with it: when"
+                    " it is killed, its lease has to run out; start it below an init (docker run --init, "
+                    "shareProcessNamespace of a pod)", extra=as_event("first_of_namespace"),
+                )  # fmt: skip
 
     def _word_of(self, address: str, guarantee: Guarantee) -> Word | None:
         """The word that ends the lease with its process; None: it runs out."""

@@ -15,7 +15,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,11 @@ KEYS = 7
 class Member:
     """One process of the application."""
 
-    def __init__(self, root: Path, name: str, given: dict[str, Any]) -> None:
+    def __init__(self, root: Path, name: str, given: dict[str, Any], below: Sequence[str] = ()) -> None:
         self.out, self.err = root / f"{name}.out", root / f"{name}.err"
         with self.out.open("wb") as stdout, self.err.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, str(CHILD), json.dumps({**given, "state_dir": str(root / name)})],
+                [*below, sys.executable, str(CHILD), json.dumps({**given, "state_dir": str(root / name)})],
                 stdin=subprocess.PIPE,
                 stdout=stdout,
                 stderr=stderr,
@@ -85,10 +85,10 @@ class Leases:
         for at in (self.source, self.sink):
             self.log.admin.create_topic(at.topic, 1, TopicPolicy())
 
-    def start(self, name: str, **given: Any) -> Member:
-        """Start a member; `given` are settings."""
+    def start(self, name: str, below: Sequence[str] = (), **given: Any) -> Member:
+        """Start a member, `below` another command; `given` are settings."""
         settings = {"app": self.app, "log": self.address, "lease_ms": LEASE_MS, **given}
-        self.members.append(Member(self.root, name, settings))
+        self.members.append(Member(self.root, name, settings, below))
         return self.members[-1]
 
     def pair(self, **given: Any) -> tuple[Member, Member]:

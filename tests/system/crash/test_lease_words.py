@@ -101,3 +101,18 @@ def test_lease_process_that_hangs_ends_within_a_second_of_its_owner(leases: Leas
         began_s = time.monotonic()
         until(lambda: has_ended(keeper), "it has ended", 5)
         assert time.monotonic() - began_s < 3
+
+
+NAMESPACE = ("unshare", "--fork", "--pid", "--mount-proc", "--kill-child")
+
+
+def test_owner_that_is_the_first_of_its_pid_namespace_says_so_and_its_lease_runs_out(leases: Leases) -> None:
+    """The kernel ends its lease process with it."""
+    first = leases.start("a", NAMESPACE, lease_ms=2_000)
+    until(lambda: first.is_("active running"), "it has the task")
+    second = leases.start("b", lease_ms=2_000)
+    until(lambda: second.is_("standby standby"), "the second stands by")
+    assert "the first of its PID namespace" in first.err.read_text()
+    killed(first)
+    until(lambda: second.is_("active running"), "the standby has the task", 30)
+    assert "PID namespace" not in second.err.read_text()
