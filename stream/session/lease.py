@@ -96,8 +96,8 @@ class LeaseKeeper:
             self._process = LeaseProcess(address, self.progress, self._max_stall_ms, self._clock)
             if process_id() == 1:
                 logger.warning(
-                    "this process is the first of its PID namespace, and the kernel ends its lease process with it: when"
-                    " it is killed, its lease has to run out; start it below an init (docker run --init, "
+                    "this process is the first of its PID namespace, and the kernel ends its lease process with it: if "
+                    "it is killed, its lease has to run out; start it below an init (docker run --init, "
                     "shareProcessNamespace of a pod)", extra=as_event("first_of_namespace"),
                 )  # fmt: skip
 
