@@ -6,8 +6,8 @@
 
 A state directory whose file INSTANCE is damaged has lost the member's id: `naming_former_id` asks the log for it.
 
-Rules of this file: `heartbeat` comes from the lease's thread, everything else under the session's lock. `take_over.py`
-and `follow.py` decide about the tasks of a member that is gone.
+Rules of this file: `heartbeat` comes from the lease's thread, everything else under the session's lock. `managed.py`
+and `peers.py` decide about the tasks of a member that is gone.
 """
 
 from __future__ import annotations
