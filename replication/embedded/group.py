@@ -98,8 +98,8 @@ class EmbeddedGroup:
             ).fetchone()
             if found is None or (only is not None and not only(found[0])):
                 return
-            left = run.execute("DELETE FROM members WHERE group_name = ? AND member_id = ?", (self._name, member_id))
-            self._grow(run, left.rowcount)
+            run.execute("DELETE FROM members WHERE group_name = ? AND member_id = ?", (self._name, member_id))
+            self._grow(run, 1)
             store_busy(run, self._name, member_id)
 
     def owners(self) -> dict[str, str]:

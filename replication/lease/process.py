@@ -32,16 +32,13 @@ RESTART_MS_MAX = 10_000
 WELL_MS = 30_000
 SILENT_MS = 30_000  # the client waits at most so long for a log that does not answer
 END_S = 1.0
-SETTLE_MS = 100
 
 
 class LeaseEnd(NamedTuple):
-    """How a lease ends with its process, of which `process` is the token: at a word of `owner.py`, which "" forbids,
-    and `settle_ms` later, when the log has the last requests of the process."""
+    """How a lease ends with its process, of which `process` is the token: at a word of `owner.py`, which "" forbids."""
 
     process: str
     word: str
-    settle_ms: int = 0
 
 
 class LeaseProcess:

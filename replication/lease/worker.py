@@ -4,16 +4,15 @@
 
     stdin    {"log": ADDRESS, "parent": PID, "owner": PIDFD, "max_stall_ms": N, "words": FD}    connect
              {"group": NAME, "member": ID, "lease_ms": N, "process": TOKEN,                     renew from now on
-              "word": "going" | "gone" | "", "settle_ms": N}
+              "word": "going" | "gone" | ""}
              {"done": true}                                                                     end
     stdout   one line of text for each new difficulty
     words    see progress.py
 
 The lease is that of a group as large as the last renewal found it (`lease_in_group_ms`). The process only renews. It
 counts a lease that ran out in LOST, and the parent decides to join again. It outlives its parent by one message, which
-ends the lease of that very process (`owner.py`), and by END_MS at most; "word" is the surest word that this log needs,
-and "settle_ms" the time for the last requests of the dead process. Without a pidfd the kernel kills it with its
-parent, and the lease runs out.
+ends the lease of that very process (`owner.py`), and by END_MS at most; "word" is the surest word that this log needs.
+Without a pidfd the kernel kills it with its parent, and the lease runs out.
 
 Rules of this file: the process renews only while the parent makes progress, so that a parent that is stopped or hangs
 does not keep its tasks. A renewal says how busy the parent is, so that others see it while its interpreter is held. It
@@ -52,6 +51,7 @@ from standfast.store.process.parent import bind_to_parent
 
 READ_BYTES = 1 << 16
 GOODBYE_MS = 1_000  # from the end of the parent's pipes to its own, which takes 0.2 s with much memory
+SETTLE_MS = 100  # until the log has the last requests of a dead process, where it does not refuse them
 RETRY_MS = 200
 
 
@@ -61,7 +61,6 @@ class LeaseOrders:
     def __init__(self) -> None:
         self.owner: OwnerWatch | None = None
         self._pending = b""
-        self._ended = False
 
     def next(self, wait_ms: int) -> dict[str, Any] | None:
         """The next line, or None after `wait_ms` without one, or once the owner has news."""
@@ -70,13 +69,13 @@ class LeaseOrders:
         owner = () if self.owner is None else self.owner.handles
         while b"\n" not in self._pending:
             left_ms = until_ms - clock.monotonic_ms()
-            handles = [*owner, *(() if self._ended else (0,))]
-            ready = select.select(handles, [], [], max(left_ms, 0) / 1_000)[0] if left_ms > 0 else []
-            if 0 not in ready:
+            if left_ms <= 0 or 0 not in select.select([0, *owner], [], [], left_ms / 1_000)[0]:
                 return None
             piece = os.read(0, READ_BYTES)
             if not piece:
-                self._end()
+                # The parent has ended, or is about to, or has left this process behind.
+                if self.owner is None or not self.owner.gone_within(GOODBYE_MS):
+                    os._exit(0)
                 return None
             self._pending += piece
         line, _, self._pending = self._pending.partition(b"\n")
@@ -84,12 +83,6 @@ class LeaseOrders:
         if "done" in order:
             os._exit(0)  # the parent gives the lease up; the log's clients need no goodbye
         return order
-
-    def _end(self) -> None:
-        """The parent's end of the pipe is closed: it ends, or has left this process behind."""
-        if self.owner is None or not self.owner.gone_within(GOODBYE_MS):
-            os._exit(0)
-        self._ended = True
 
 
 class Renewer:
@@ -158,7 +151,8 @@ class Renewer:
         if self._log is None:
             return
         token = target["process"]
-        SystemClock().sleep_ms(target["settle_ms"])
+        if target["word"] == Word.GONE.value:
+            SystemClock().sleep_ms(SETTLE_MS)
         try:
             group = self._group or self._log.group(target["group"])
             group.leave(target["member"], only=lambda text: _token(text) == token)
@@ -207,6 +201,8 @@ def main() -> int:
     target: dict[str, Any] | None = None
     renewer.connect()
     while target is None:
+        if owner is not None and owner.word() is Word.GONE:
+            return 0  # it has joined no group
         target = orders.next(RETRY_MS)
     next_ms = clock.monotonic_ms()
     while True:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from standfast.replication.busy import Busy
 from standfast.replication.kafka.address import KafkaAddress
 from standfast.replication.kafka.callbacks import needs_this_process
-from standfast.replication.lease.process import SETTLE_MS, LeaseEnd, LeaseProcess
+from standfast.replication.lease.process import LeaseEnd, LeaseProcess
 from standfast.replication.lease.renewal import BusyWatch, StallWatch, Word, renewal_interval_ms
 from standfast.replication.log import Group
 from standfast.replication.progress import ALLOWED, GAP, LOOKED, STALLED, STALLS, LeaseProgress
@@ -134,8 +134,7 @@ class LeaseKeeper:
         self._holder = (holder, group)
         if self._process is not None:
             self._started.wait()
-            word = "" if self._word is None else self._word.value
-            end = LeaseEnd(holder.token, word, SETTLE_MS if self._word is Word.GONE else 0)
+            end = LeaseEnd(holder.token, "" if self._word is None else self._word.value)
             self._process.renew(group_name, holder.member, self._lease_ms, end)
         self._began.set()
 

@@ -453,7 +453,7 @@ class TaskManager:
             if not self.attempts.waits(task_id, error, active=active, again=Again(reason, loss)):
                 about = as_event("task_not_reopened", task=task_id)
                 logger.error("task %s cannot be opened again: %s", task_id, error, extra=about)
-            if active and (isinstance(error, BadConfig) or (_ends_start(error) and not self.has_run and self.alone())):
+            if active and (isinstance(error, BadConfig) or _ends_start(self, error)):
                 raise  # such as a missing permission, which no retry here can fix
             return
         self.tasks[task_id].dropped = old.dropped
@@ -506,7 +506,7 @@ class TaskManager:
         if not of_rows and (again is None or is_of_log(error)):
             raise error
         self.lives.drop(task_id)
-        if role == "active" and _ends_start(error) and not self.has_run and self.alone():
+        if role == "active" and _ends_start(self, error):
             raise error
         event, what = ("take_over_refused", "run") if role == "active" else ("standby_refused", "be a standby")
         about = as_event(event, task=task_id)
@@ -524,9 +524,10 @@ class TaskManager:
             self.readiness.keep_shut(task_id, error)
 
 
-def _ends_start(error: StandfastError) -> bool:
-    """Whether an application ends with this refusal at its start, while no other instance lives."""
-    return isinstance(error, StateLost) and error.reason == FOREIGN_OFFSETS
+def _ends_start(manager: TaskManager, error: StandfastError) -> bool:
+    """Whether an application ends with this refusal: at its start, while no other instance lives."""
+    refused = isinstance(error, StateLost) and error.reason == FOREIGN_OFFSETS
+    return refused and not manager.has_run and manager.alone()
 
 
 def _state_of(task: Task | None, life: Life) -> LifeState:

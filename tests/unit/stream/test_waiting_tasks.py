@@ -116,10 +116,9 @@ def test_assigned_task_that_another_instance_took_while_it_waited_is_lost(bench:
     assert other.task(0).state.value == "running"
 
 
-def test_standby_that_is_assigned_as_active_and_has_to_wait_is_promoted_later(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It went on as a standby, without another attempt."""
+@contextmanager
+def waiting_for_its_promotion(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[sf.Session]:
+    """A session with a standby that is assigned as active, while a transaction of its former owner is open."""
     session = bench.session(stores=STORES, take_over=False)
     session.assign(standby=[0])
     bench.settle(session)
@@ -131,6 +130,14 @@ def test_standby_that_is_assigned_as_active_and_has_to_wait_is_promoted_later(
         patched.setattr(TaskOpener, "plan_again", transaction_open)
         with pytest.raises(sf.Unavailable, match="a transaction of its former owner"):
             session.assign(active=[0])
+        yield session
+
+
+def test_standby_that_is_assigned_as_active_and_has_to_wait_is_promoted_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It went on as a standby, without another attempt."""
+    with waiting_for_its_promotion(bench, monkeypatch) as session:
         bench.settle(session)
         assert (session.tasks()[0].state.value, session.ready) == ("standby", False)
     bench.clock.advance(LATER_MS)
@@ -141,17 +148,8 @@ def test_standby_that_is_assigned_as_active_and_has_to_wait_is_promoted_later(
 def test_standby_that_waits_for_its_promotion_and_fails_meanwhile_is_opened_as_active(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = bench.session(stores=STORES, take_over=False)
-    session.assign(standby=[0])
-    bench.settle(session)
-
-    def transaction_open(*_: Any) -> None:
-        raise TransactionOpen("task 0_0: a transaction of its former owner is open")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(TaskOpener, "plan_again", transaction_open)
-        with pytest.raises(sf.Unavailable):
-            session.assign(active=[0])
+    with waiting_for_its_promotion(bench, monkeypatch) as session:
+        pass
     session.open_later(session.tasks()[0], "as a failed read of its changelog", 0)
     session.tasks()[0].fail(sf.Unavailable("the log did not answer"))
     bench.settle(session)
