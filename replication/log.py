@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple, Protocol, TypeAlias
 
-from standfast.replication.busy import IDLE, Busy
+from standfast.replication.leases import IDLE, Busy
 from standfast.replication.offsets import Bounds, TopicPartition
 from standfast.replication.permissions import Need
 from standfast.replication.record_limits import TopicLimits
@@ -180,13 +180,15 @@ class Member(NamedTuple):
 class GroupView(NamedTuple):
     """A group as one member sees it: live members by id, the leader (first by id), the generation.
 
-    `busy`: the members that were busy at their last renewal.
+    `busy`: the members that were busy at their last renewal. `ended`: those that are gone with more than half of their
+    lease left, as far as this reader saw them live: they left, or their process has ended.
     """
 
     generation: int
     leader: str | None
     members: tuple[Member, ...]
     busy: Mapping[str, Busy] = MappingProxyType({})
+    ended: frozenset[str] = frozenset()
 
 
 class EnteredView(GroupView):

@@ -11,7 +11,8 @@
                way of the report between them (two trips to the log, and at most one look of the new owner).
     failover   the former owner was killed, or fenced, and reports nothing: the pause counts from its death. That lies
                between its last renewal, which was a lease before the group lost it, and the next one, a fifth of the
-               lease later: the pause counts from the former. The death of a worker process is seen within
+               lease later: the pause counts from the former. Where the end of the process has ended the
+               lease, it counts from the last look that saw the owner live. The death of a worker process is seen within
                milliseconds. An instance that starts after the death counts from the moment when it found the task free.
 
 Neither has the wait of a restore gate for other tasks, nor the first round of the loop after the task runs. The restart
@@ -60,24 +61,25 @@ class Deaths:
     def __init__(self) -> None:
         self._seen: Collection[str] = ()
         self._seen_ms = 0
-        self._gone: dict[str, tuple[int, int]] = {}  # between these two times
+        self._gone: dict[str, tuple[int, int, int]] = {}  # between these two times, so long before it was seen
 
-    def look(self, members: Collection[str], lease_ms: int, now_ms: int) -> None:
-        """Note the members of a look at the group."""
+    def look(self, members: Collection[str], lease_ms: int, now_ms: int, ended: Collection[str] = ()) -> None:
+        """Note the members of a look at the group, and those whose lease did not run out (`GroupView.ended`)."""
         if members is not self._seen:  # a large group is the same for most looks
             for name in self._gone.keys() & set(members):
                 del self._gone[name]
             for name in set(self._seen).difference(members):
-                self._gone[name] = self._seen_ms - lease_ms, now_ms - lease_ms
+                ago_ms = 0 if name in ended else lease_ms
+                self._gone[name] = self._seen_ms - ago_ms, now_ms - ago_ms, ago_ms
         self._seen, self._seen_ms = members, now_ms
 
-    def since(self, name: str, placed_ms: int, lease_ms: int) -> int | None:
-        """The last renewal of a member that is gone; None if it was never seen to live. `placed_ms`: of its tasks."""
+    def since(self, name: str, placed_ms: int) -> int | None:
+        """When a member that is gone last lived; None if it was never seen to live. `placed_ms`: of its tasks."""
         if name not in self._gone:
             return None
         # An instance that could not look for long knows the time of the leader's decision, which saw the death at once.
-        first_ms, last_ms = self._gone[name]
-        return min(max(placed_ms - lease_ms, first_ms), last_ms)
+        first_ms, last_ms, ago_ms = self._gone[name]
+        return min(max(placed_ms - ago_ms, first_ms), last_ms)
 
 
 class PauseWatch:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NoReturn
 
-from standfast.replication.busy import IDLE, Busy
+from standfast.replication.leases import IDLE, Busy
 from standfast.replication.log import (
     Committed,
     ConsumerMember,

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from standfast.replication.busy import IDLE, Busy
+from standfast.replication.leases import IDLE, Busy
 from standfast.replication.log import GroupView
 from standfast.replication.offsets import TaskId
 from standfast.store.errors import InvalidRequest

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 from bench.feed import fed
 from bench.step import Step
 from standfast.ops.bench.step import STORE, address_of, bench_store, start
-from standfast.replication.lease.renewal import renewal_interval_ms
+from standfast.replication.leases import renewal_interval_ms
 from standfast.replication.listeners import Listener
 from standfast.replication.log import TopicPolicy
 from standfast.replication.offsets import TaskId, TopicPartition

@@ -30,7 +30,7 @@ from confluent_kafka import Producer
 
 from standfast.ops.tools.broker import Broker
 from standfast.replication.kafka.members import MEMBERS_SUFFIX, member_key, member_value
-from standfast.replication.lease.renewal import lease_in_group_ms, renewal_interval_ms
+from standfast.replication.leases import lease_in_group_ms, renewal_interval_ms
 from standfast.replication.log import TopicPolicy
 from standfast.replication.tail.open_log import open_log
 from standfast.replication.takeover import MemberPlan, MemberTraits, Process

@@ -1,6 +1,6 @@
 """Busy members of the embedded log's groups: the numbers that each published at its last renewal.
 
-    busy    group, member -> the numbers of `replication/busy.py`, as JSON; no row of an idle member
+    busy    group, member -> the numbers of `replication/leases.py`, as JSON; no row of an idle member
 
 The first busy member makes the table. Older versions pass over it, so it changes no format number.
 
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import json
 
-from standfast.replication.busy import IDLE, Busy
 from standfast.replication.embedded.db import Transaction
 from standfast.replication.embedded.sums import check_seal, seal
+from standfast.replication.leases import IDLE, Busy
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS busy (

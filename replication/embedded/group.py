@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from standfast.replication.busy import IDLE, Busy
 from standfast.replication.checks import check_commit, check_join
 from standfast.replication.embedded.busy import find_busy, forget_busy, store_busy
 from standfast.replication.embedded.db import Database, Transaction
 from standfast.replication.embedded.notes import find_notes, store_notes
 from standfast.replication.embedded.sums import check_seal, seal
+from standfast.replication.leases import IDLE, Busy, has_most_left
 from standfast.replication.log import Committed, ConsumerMember, EnteredView, GroupView, Member, Notes, WriterClaim
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import Clock
@@ -36,6 +36,8 @@ class EmbeddedGroup:
         self._clock = clock
         self._boot = boot
         self._closed = closed
+        self._live: dict[str, tuple[int, int]] = {}  # as of the last view: lease and deadline of each live member
+        self._ended: frozenset[str] = frozenset()
 
     def join(self, member_id: str, metadata: str = "", *, lease_ms: int = 3_000) -> GroupView:
         """Become (or stay, with new metadata) a member until the lease runs out or leave() is called.
@@ -187,18 +189,22 @@ class EmbeddedGroup:
     def _view(self, run: Transaction, now_ms: int) -> GroupView:
         # The database picks the live ones: a large group is looked at several times a second by each member.
         live = run.execute(
-            "SELECT member_id, metadata FROM members WHERE group_name = ? AND boot_id = ? AND deadline_ms > ? "
-            "ORDER BY member_id",
+            "SELECT member_id, metadata, lease_ms, deadline_ms FROM members "
+            "WHERE group_name = ? AND boot_id = ? AND deadline_ms > ? ORDER BY member_id",
             (self._name, self._boot, now_ms),
         ).fetchall()
         stored = run.execute("SELECT count(*) FROM members WHERE group_name = ?", (self._name,)).fetchone()[0]
-        members = tuple(map(Member._make, live))
+        members = tuple(Member(*one[:2]) for one in live)
+        before, self._live = self._live, {name: (lease_ms, deadline_ms) for name, _, lease_ms, deadline_ms in live}
+        gone = {name for name in before.keys() - self._live.keys() if has_most_left(*before[name], now_ms)}
+        if gone or not self._ended.isdisjoint(self._live):
+            self._ended = (self._ended | gone) - self._live.keys()
         busy = find_busy(run, self._name)
         if busy:
             busy = {name: busy[name] for name, _ in members if name in busy}
         # The next write removes the members that ran out; counting them already keeps generation and members equal.
         generation = self._generation(run) + stored - len(members)
-        return GroupView(generation, members[0].member_id if members else None, members, busy)
+        return GroupView(generation, members[0].member_id if members else None, members, busy, self._ended)
 
     def _generation(self, run: Transaction) -> int:
         row = run.execute("SELECT generation FROM groups WHERE name = ?", (self._name,)).fetchone()

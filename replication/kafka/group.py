@@ -24,12 +24,12 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from standfast.replication.busy import IDLE, Busy
 from standfast.replication.checks import check_commit, check_join
 from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.errors import BROKEN, PASSING, PERMISSION, UNKNOWN_TOPIC, client_errors, error_of
 from standfast.replication.kafka.members_topic import Board
 from standfast.replication.kafka.records import kafka_offsets
+from standfast.replication.leases import IDLE, Busy
 from standfast.replication.log import (
     LOST_END,
     Committed,

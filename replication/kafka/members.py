@@ -10,7 +10,7 @@
     beat   renews the lease, if the member is still live in that very session; else it is void
     plan   grows with each join of a session; a beat with a smaller one renews, and its metadata are void: a member
            joins with new metadata from one process while its beats come from another, which has not read them yet
-    busy   of a beat: see `replication/busy.py`; of an idle member it is left out
+    busy   of a beat: see `replication/leases.py`; of an idle member it is left out
     seen   the offset of the newest beat or join that the proposer of the removal had read. The removal is void if the
            member renewed its lease after that: a stalled proposer may be late by any time
     epoch  counts if it is larger than any before; of two claims of one epoch the first in the topic wins
@@ -32,7 +32,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from standfast.replication.busy import IDLE, Busy
+from standfast.replication.leases import IDLE, Busy, has_most_left
 from standfast.replication.log import GroupView, Member, Note, Record
 from standfast.replication.shapes import Count, Shape, dump, read
 from standfast.store.errors import InvalidRequest
@@ -94,6 +94,7 @@ class Members:
         self.owners: dict[str, Owner] = {}
         self.notes: dict[tuple[str, str], Note] = {}
         self._known: set[str] = set()  # ids seen before: a beat without lease counts only for an unknown id
+        self._ended: set[str] = set()  # as in the view
         self._newest_ms = 0
         self._old: set[str] = set()  # members whose lease is old
         self._view: GroupView | None = None  # None: members or metadata have changed since
@@ -113,6 +114,8 @@ class Members:
             kind, *names = _parse(record.key)
             if kind == _MEMBER and len(names) == 1:
                 self._apply_member(names[0], record, now_ms, old)
+                if names[0] in self.leases:
+                    self._ended.discard(names[0])
             elif kind == _WRITER and len(names) == 2 and record.value is not None:
                 epoch = _typed(record.value, MemberClaim).epoch
                 if names[0] not in self.owners or epoch > self.owners[names[0]].epoch:
@@ -144,8 +147,9 @@ class Members:
         # Beats of idle members change none of it, and in a large group there are hundreds of those a second.
         if self._view is None or self._view.generation != self.generation:
             members = tuple(Member(name, lease.metadata) for name, lease in sorted(self.leases.items()))
+            ended = frozenset(self._ended)
             busy = {name: Busy.of(lease.busy) for name, lease in self.leases.items() if lease.busy}
-            self._view = GroupView(self.generation, members[0].member_id if members else None, members, busy)
+            self._view = GroupView(self.generation, members[0].member_id if members else None, members, busy, ended)
         return self._view
 
     def _repeats(self, record: Record, now_ms: int, old: bool) -> bool:
@@ -176,6 +180,8 @@ class Members:
             seen = next((int(text or b"0") for header, text in record.headers if header == SEEN), record.offset)
             if lease is not None and lease.offset <= seen:
                 del self.leases[name]
+                if has_most_left(lease.lease_ms, lease.deadline_ms, now_ms):
+                    self._ended.add(name)
                 self._old.discard(name)
                 self._beats.pop(record.key, None)
                 self.generation += 1

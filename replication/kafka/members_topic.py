@@ -26,7 +26,6 @@ from typing import TypeAlias
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 from confluent_kafka import TopicPartition as KafkaPartition
 
-from standfast.replication.busy import IDLE, Busy
 from standfast.replication.kafka.admin import KafkaAdmin
 from standfast.replication.kafka.bounds import bounds_of, written_end
 from standfast.replication.kafka.cluster import Cluster
@@ -43,6 +42,7 @@ from standfast.replication.kafka.members import (
 )
 from standfast.replication.kafka.producer import ProducerClient
 from standfast.replication.kafka.records import Columns, to_columns
+from standfast.replication.leases import IDLE, Busy
 from standfast.replication.log import EnteredView, GroupView, Notes, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.permissions import TOPIC, Need, write_needs

@@ -29,7 +29,8 @@ import sys
 from typing import Any
 
 from standfast.replication.lease.owner import OwnerWatch
-from standfast.replication.lease.renewal import BusyWatch, StallWatch, Word, lease_in_group_ms, renewal_interval_ms
+from standfast.replication.lease.renewal import StallWatch, Word
+from standfast.replication.leases import BusyWatch, lease_in_group_ms, renewal_interval_ms
 from standfast.replication.log import Group, Log
 from standfast.replication.progress import (
     ALLOWED,

@@ -1,7 +1,8 @@
 """Which member runs each task: owners stay, lost tasks are taken over, and surplus moves by warm hand-overs.
 
     previous owner is a member ── runs or opens the task ─────────────────────────────────> it keeps the task
-        └── restores, far from ready, while another copy is near the end ─────────────────> that member takes it
+        ├── restores, far from ready, while another copy is near the end ─────────────────> that member takes it
+        └── has a record of another task in hand, while an idle member's copy is near ────> that member takes it
     its disk takes no writes ── see `no_room.py` ─────────────────────────────────────────> another member, or it stays
     it is gone ── stopped cleanly, within the grace, no standby is near the end ──────────> held until it is back
         ├── standbys ────────────────────────────────────> the most caught-up; of those near the end an idle one
@@ -11,8 +12,8 @@
         ├── the receiver is a standby that catches up ────────────────────────────────────> later; the owner serves
         └── else ── a warm-up, at most `warmups_max` at a time ───────────────────────────> later; the owner serves
 
-A task that restores is not served, so no move of it needs a warm-up: it moves while less than half of its restore is
-done. While an instance is expected back, or slots are missing, nothing moves by choice.
+A task that restores moves for no balance. While an instance is expected back, or slots are missing, nothing moves by
+choice.
 
     places = max_tasks of all members    first start, fewer places than tasks ──> no task starts
                                          later ── tasks that run go on; of the others those with a caught-up copy take
@@ -31,8 +32,8 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.look import NO_COPIES, OPENED, UNKNOWN_LAG, Look, MemberRoom
-from standfast.replication.placement.model import CopyState, Fact, Move, MoveKind, Reason
+from standfast.replication.placement.look import NO_COPIES, UNKNOWN_LAG, Look, MemberRoom
+from standfast.replication.placement.model import TAILING, CopyState, Fact, Move, MoveKind, Reason
 from standfast.replication.placement.no_room import STAYS, taker
 from standfast.replication.placement.quotas import above, bounded_shares, counts_of, quotas, returning_tasks
 
@@ -111,21 +112,22 @@ class Actives:
         return True
 
     def _overtake(self) -> None:
-        """Give restores that are far from ready to copies that are near the end; after all owners are counted."""
+        """Give tasks that do not run yet to members that can run them sooner; after all owners are counted."""
         look = self.look
         for task, owner in list(self.active.items()):
-            better = self._better(task, owner) if self.why[task].code == "RESTORES" else None
-            if better is None:
+            code = self.why[task].code
+            if code not in ("RESTORES", "OPENS") or look.holder(task, owner) is not None:
                 continue
-            facts: dict[str, Fact] = {
-                "instance": better,
-                "source": owner,
-                "lag": look.lag(task, better),
-                "source_lag": look.lag(task, owner),
-            }
-            self._room.leave(owner)
-            self._own(task, better, Reason("MORE_CAUGHT_UP", facts))
-            self.moves.append(Move(MoveKind.TAKE_OVER, task, owner, better, self.why[task]))
+            found = (self._better(task, owner) if code == "RESTORES" else None) or self._idler(task, owner)
+            if found is None:
+                continue
+            better, reason = found
+            if look.is_open(task, owner):
+                self._room.leave(owner)
+            else:
+                self._room.load[owner] -= 1
+            self._own(task, better, reason)
+            self.moves.append(Move(MoveKind.TAKE_OVER, task, owner, better, reason))
 
     def _leave_full_disks(self) -> None:
         """Give tasks of members without room to others; after all owners are counted."""
@@ -141,17 +143,46 @@ class Actives:
             self.moves.append(Move(kind, task, owner, target, reason))
             self.unsettled = True
 
-    def _better(self, task: TaskId, owner: str) -> str | None:
+    def _better(self, task: TaskId, owner: str) -> tuple[str, Reason] | None:
         """A member whose copy is near the end while the owner's restore is far from it."""
         look = self.look
-        if look.lag(task, owner) <= FAR * max(look.settings.acceptable_lag, 1) or look.holder(task, owner) is not None:
+        lag, near = look.lag(task, owner), self._near(task, owner)
+        if not near or lag <= FAR * max(look.settings.acceptable_lag, 1):
             return None
+        facts: dict[str, Fact] = {
+            "instance": near[0],
+            "source": owner,
+            "lag": look.lag(task, near[0]),
+            "source_lag": lag,
+        }
+        return near[0], Reason("MORE_CAUGHT_UP", facts)
+
+    def _idler(self, task: TaskId, owner: str) -> tuple[str, Reason] | None:
+        """An idle member whose copy is near the end while the owner's loop has a record of another task in hand."""
+        copies = self.look.copies.get(task, NO_COPIES)
+        busy_ms = copies[owner].busy_ms if owner in copies else 0
+        if not busy_ms:
+            return None
+        idle = [name for name in self._near(task, owner) if copies[name].state in TAILING and not copies[name].busy_ms]
+        if not idle:
+            return None
+        facts: dict[str, Fact] = {
+            "instance": idle[0],
+            "source": owner,
+            "busy_ms": busy_ms,
+            "lag": self.look.lag(task, idle[0]),
+        }
+        return idle[0], Reason("BUSY_OWNER", facts)
+
+    def _near(self, task: TaskId, owner: str) -> list[str]:
+        """Other members with a place and a copy that is near the end, the one that can serve soonest first."""
+        look = self.look
         near = [
             (*look.rank(copy), name)
             for name, copy in look.copies.get(task, NO_COPIES).items()
             if name != owner and name in look.members and look.is_near(copy) and self._room.left(name) > 0
         ]
-        return min(near)[-1] if near else None
+        return [name for *_, name in sorted(near)]
 
     def _hold(self, task: TaskId, former: str | None) -> bool:
         look = self.look
@@ -196,17 +227,15 @@ class Actives:
         for name, room in self._room.most.items():
             over = self._room.load[name] - room
             if over > 0:
-                closed = [task for task, owner in self.active.items() if owner == name and not self._is_open(task)]
+                closed = [
+                    task for task, owner in self.active.items() if owner == name and not self.look.is_open(task, name)
+                ]
                 found += sorted(closed)[-over:]
         for task in found:
             self._room.load[self.active.pop(task)] -= 1
         gone = frozenset(found)
         self.moves = [move for move in self.moves if move.task not in gone]
         return found
-
-    def _is_open(self, task: TaskId) -> bool:
-        copy = self.look.copies.get(task, NO_COPIES).get(self.active[task])
-        return copy is not None and copy.state in OPENED
 
     def _with_places(self, lost: list[TaskId]) -> list[TaskId]:
         """Those of the lost tasks that get a place, tasks with a caught-up copy first; the others wait."""
@@ -401,24 +430,18 @@ class Actives:
                     yield task, min(targets, key=lambda name: (self._room.fullness(name), name))
 
     def _is_movable(self, task: TaskId) -> bool:
-        """A task that runs moves by a hand-over; one that restores moves while less than half of it is done."""
         copy = self.look.copies.get(task, NO_COPIES).get(self.active[task])
-        if copy is None or not self._is_at_rest(task):
-            return False
-        if copy.state is CopyState.RUNNING:
-            return True
-        return copy.lag is not None and copy.total is not None and 2 * copy.lag > copy.total
+        return copy is not None and copy.state is CopyState.RUNNING and self._is_at_rest(task)
 
     def _is_at_rest(self, task: TaskId) -> bool:
-        """Whether this round has left the task where it was."""
-        return self.why[task].code in ("RUNS", "RESTORES") and task not in self.look.view.moved_for_room
+        """Whether the task runs, and this round has left it where it was."""
+        return self.why[task].code == "RUNS" and task not in self.look.view.moved_for_room
 
     def _move(self, task: TaskId, source: str, target: str) -> None:
         look = self.look
-        restores = self.why[task].code == "RESTORES"
-        if restores or task.group in look.view.stateless or look.is_caught_up(task, target):
+        if task.group in look.view.stateless or look.is_caught_up(task, target):
             facts: dict[str, Fact] = {"instance": target, "source": source, **look.lag_fact(task, target)}
-            code = "RESTORE_MOVES" if restores else "HANDED_OVER" if "lag" in facts else "HANDED_OVER_STATELESS"
+            code = "HANDED_OVER" if "lag" in facts else "HANDED_OVER_STATELESS"
             self.active[task] = target
             self.why[task] = Reason(code, facts)
             self._room.leave(source)

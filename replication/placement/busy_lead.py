@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from standfast.replication.busy import IDLE, Busy
+from standfast.replication.leases import IDLE, Busy
 
 LEASE_PARTS = 3
 TURN_MS = 200  # two looks of a leader that just came back, and about the time of a claim

@@ -100,6 +100,11 @@ class Look:
         near = self.is_near(copy)
         return not near, copy.busy_ms if near else 0, UNKNOWN_LAG if copy.lag is None else copy.lag
 
+    def is_open(self, task: TaskId, name: str) -> bool:
+        """Whether a member has the task open as active."""
+        copy = self.copies.get(task, NO_COPIES).get(name)
+        return copy is not None and copy.state in OPENED
+
     def holder(self, task: TaskId, besides: str | None) -> str | None:
         """Another member that has the task open as active; one that runs it before one that restores it."""
         open_ = [

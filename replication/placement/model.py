@@ -39,14 +39,13 @@ TAILING = frozenset((CopyState.STANDBY, CopyState.WARMUP))
 
 
 class Copy(NamedTuple):
-    """One member's copy of a task. `lag` None: not known yet; `total`: records of a restore from nothing.
+    """One member's copy of a task. `lag` None: not known yet.
 
     `busy_ms`: for how long the process that has it has had a record in hand, or could not look at the placement.
     """
 
     state: CopyState
     lag: int | None = None
-    total: int | None = None
     busy_ms: int = 0
 
 

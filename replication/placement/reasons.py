@@ -23,9 +23,10 @@ WORDS: Mapping[str, str] = {
     "STANDBY_TAKES": "{source} is gone, and {instance} is its most caught-up standby: it lacks {lag} records",
     "IDLE_STANDBY_TAKES": "{source} is gone, and {instance}, which lacks {lag} records, can open it first: the standby "
     "on {other} has been busy with one record for {busy_ms}",
+    "BUSY_OWNER": "{source} has been busy with one record for {busy_ms} and does not run the task yet; the standby on "
+    "{instance}, which lacks {lag} records, takes it",
     "ROWS_ON_DISK": "{instance} has its rows on disk, which lack {lag} records, and is below its share",
     "EMPTIEST": "no instance has its rows; of those below their share {instance} has the fewest tasks ({load})",
-    "RESTORE_MOVES": "{source} has more than its share, and most of the restore was left; {instance} restores it",
     "HANDED_OVER": "{source} has more than its share, and the copy on {instance} lacks only {lag} records",
     "HANDED_OVER_STATELESS": "{source} has more than its share; without stores {instance} takes it at once",
     "STANDBY_CATCHES_UP": "{target} is to get it for the balance; it runs on {instance} until the standby there lacks "

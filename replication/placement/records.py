@@ -80,13 +80,13 @@ class Generation:
 class Report:
     """State of one instance: `running` and `restoring` are active there.
 
-    `lags` are the records that a standby or a warm-up there lacks, `stored` those that closed rows on its disk lack.
-    `generation` is the last one that the instance has
-    read, 0 for none. `stopped`: it has closed cleanly; a killed one leaves its last report. `workers` are the tasks of
-    each of its worker processes, in order of their numbers; empty for an instance of one process. `waits`: why it holds
-    no tasks, in words; empty for one that takes its part. `left` are tasks that it gave up, by the monotonic clock of
-    `boot`; `pauses` those of tasks that came to it. `checkpoint`: its parts of the last checkpoint. `no_room`: why its
-    state directory takes no writes, in words; empty while it does.
+    `lags` are the records that a standby, a warm-up or a restore there lacks, `stored` those that closed rows on its
+    disk lack. `generation` is the last one that the instance has read, 0 for none. `stopped`: it has closed cleanly; a
+    killed one leaves its last report. `workers` are the tasks of each of its worker processes, in order of their
+    numbers; empty for an instance of one process. `waits`: why it holds no tasks, in words; empty for one that takes
+    its part. `left` are tasks that it gave up, by the monotonic clock of `boot`; `pauses` those of tasks that came to
+    it. `checkpoint`: its parts of the last checkpoint. `no_room`: why its state directory takes no writes, in words;
+    empty while it does.
     """
 
     running: frozenset[TaskId] = frozenset()

@@ -80,6 +80,11 @@ class RestoringTask:
         """Whether every store is whole."""
         return all(changelog.done for changelog in self.changelogs.values())
 
+    @property
+    def remaining(self) -> int:
+        """Offsets of all changelogs that are still to pass."""
+        return sum(max(changelog.end - changelog.position, 0) for changelog in self.changelogs.values())
+
 
 @dataclass(slots=True)
 class _Staged:

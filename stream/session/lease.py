@@ -19,11 +19,11 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from standfast.replication.busy import Busy
 from standfast.replication.kafka.address import KafkaAddress
 from standfast.replication.kafka.callbacks import needs_this_process
 from standfast.replication.lease.process import LeaseEnd, LeaseProcess
-from standfast.replication.lease.renewal import BusyWatch, StallWatch, Word, renewal_interval_ms
+from standfast.replication.lease.renewal import StallWatch, Word
+from standfast.replication.leases import Busy, BusyWatch, renewal_interval_ms
 from standfast.replication.log import Group
 from standfast.replication.progress import ALLOWED, GAP, LOOKED, STALLED, STALLS, LeaseProgress
 from standfast.replication.tail.open_log import SqliteAddress, parse_address

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from standfast.replication.leases import BusyWatch
 from standfast.replication.offsets import TaskId
 from standfast.replication.pauses import Left
 from standfast.store.clock import Clock
@@ -30,6 +31,7 @@ LEAVE_PART = 50  # of more tasks than this, a fiftieth leaves at once: 1,000 are
 class InstanceFacts(NamedTuple):
     """The tasks of an instance: `running` and `restoring` are active; `lags` are the records that each copy lacks.
 
+    A task that was opened while the loop has a record of another one in hand is `restoring` until the loop begins it.
     `since`: from when on the running ones run, in monotonic milliseconds; `left`: tasks that were given up in order.
     `workers` are the tasks of each worker process; empty if the instance is one process. `no_room`: why the state
     directory takes no writes, so that tasks are to go to other instances.
@@ -79,6 +81,7 @@ class LocalPart:
         self._shares = shares
         self._next_leave_ms = 0
         self._opened_ms = -ACTIVES_FIRST_MS
+        self._busy = BusyWatch()
 
     def follow(self, active: frozenset[TaskId], standby: frozenset[TaskId], is_free: Callable[[TaskId], bool]) -> None:
         """As in `InstancePart`."""
@@ -150,11 +153,19 @@ class LocalPart:
             one for one, task in tasks.items()
             if task.role == "active" and task.state not in GONE and not lives[one].given
         )  # fmt: skip
-        running = frozenset(one for one in active if tasks[one].state is TaskState.RUNNING)
+        # As the lease process measures it: the leader learns of both together, and an idle copy takes the task.
+        now_ms, lease_ms = self._clock.monotonic_ms(), self._instance.membership.lease_ms
+        loops = manager.readiness.progress.loops()
+        held_up = any(self._busy.look(loops, 0, lease_ms, now_ms).loops_ms)
+        running = frozenset(
+            one for one in active if tasks[one].state is TaskState.RUNNING and (tasks[one].looped or not held_up)
+        )
         lags = {one: 0 for one, task in tasks.items() if task.state is TaskState.STANDBY}
         for tailed in manager.readiness.tailer.changelogs.values():
             if tailed.task in lags:
                 lags[tailed.task] += tailed.lag
+        restores = manager.readiness.restorer.tasks
+        lags |= {one: restores[one].remaining for one in active if one in restores}
         since = {one: tasks[one].runs_since_ms for one in running}
         left = {one: left for one, left in lives.left.items() if one not in active}
         no_room = manager.readiness.room.reported

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol, TypeAlias
 
-from standfast.replication.busy import IDLE, Busy
+from standfast.replication.leases import IDLE, Busy
 from standfast.replication.log import GroupView
 from standfast.replication.offsets import TaskId
 from standfast.replication.pauses import FAILOVER, PLANNED, Deaths, Pause, PauseWatch, newest
@@ -198,7 +198,7 @@ class ManagedPlacement:
         if self._group is None or view.members != self._group.members:
             self._members = {name: plan.managed for name, plan in plans(view).items()}
         self._group, members = view, self._members
-        self._deaths.look(members, instance.membership.lease_ms, now_ms)
+        self._deaths.look(members, instance.membership.lease_ms, now_ms, view.ended)
         if instance.membership.member not in members:
             self._forget()
             return  # the lease ran out: the next heartbeat joins again
@@ -432,7 +432,9 @@ class ManagedPlacement:
 
     def _next(self, members: Members, mine: Report, now_ms: int) -> Round | None:
         """The next round; None if the last one still holds, since nothing was reported after it."""
-        basis = (self._topic.state.changes, members, mine, self._instance.shared)
+        # A member that takes up a record leaves a task unopened that was just given to it.
+        busy = frozenset() if self._group is None or self._again_ms is None else frozenset(self._group.busy)
+        basis = (self._topic.state.changes, members, mine, self._instance.shared, busy)
         due = self._again_ms is not None and now_ms >= self._again_ms
         if basis == self._decided_for and not due:
             return None
@@ -459,7 +461,7 @@ class ManagedPlacement:
         short = [name for name, _, report in able if report is not None and report.no_room]
         no_room_ms = self._shortages.look(short, now_ms)
         return View(
-            members=tuple(_member(*one, warmups, no_room_ms.get(one[0]), busy.get(one[0], IDLE)) for one in able),
+            members=tuple(placed_member(*one, warmups, no_room_ms.get(one[0]), busy.get(one[0], IDLE)) for one in able),
             tasks=tuple(sorted(self._instance.shared or ())),
             settings=self._settings,
             previous=previous,
@@ -533,7 +535,6 @@ class ManagedPlacement:
         """Note since when the tasks are free that come here from another instance."""
         self._coming.keep(active)
         me, state = self._instance.membership.member, self._topic.state
-        lease_ms = self._instance.membership.lease_ms
         placed_ms = 0 if state.valid_ms is None else max(self._topic.wall_ms() - state.valid_ms, 0)  # ago
         self._waits_for_owner = {}
         for task_id in active - self._running:
@@ -546,7 +547,7 @@ class ManagedPlacement:
             report = state.report(owner)
             # The last report of a killed owner may be older than its last opening of the task.
             if owner not in members and not _stopped(report):
-                died_ms = self._deaths.since(owner, now_ms - placed_ms, lease_ms)
+                died_ms = self._deaths.since(owner, now_ms - placed_ms)
                 since_ms = now_ms if died_ms is None else died_ms
                 self._coming.frees(task_id, FAILOVER, since_ms, generation=generation)
             elif report is not None and task_id in report.left:
@@ -656,7 +657,7 @@ def _stopped(report: Report | None) -> bool:
     return report is not None and report.stopped
 
 
-def _member(
+def placed_member(
     name: str,
     traits: MemberTraits,
     report: Report | None,
@@ -668,10 +669,11 @@ def _member(
     copies: dict[TaskId, Copy] = {}
     if report is not None:
         copies.update({task_id: Copy(CopyState.STORED, lag) for task_id, lag in report.stored.items()})
-        for task_id, lag in report.lags.items():
+        for task_id in report.lags.keys() | report.restoring:
             state = CopyState.WARMUP if warmups.get(task_id) == name else CopyState.STANDBY
-            copies[task_id] = Copy(state, lag, None, busy.of_worker(report.worker_of(task_id)) if busy.numbers else 0)
-        copies.update(dict.fromkeys(report.restoring, Copy(CopyState.RESTORING)))
+            state = CopyState.RESTORING if task_id in report.restoring else state
+            busy_ms = busy.of_worker(report.worker_of(task_id)) if busy.numbers else 0
+            copies[task_id] = Copy(state, report.lags.get(task_id), busy_ms)
         copies.update(dict.fromkeys(report.running, Copy(CopyState.RUNNING, 0)))
     return PlacedMember(
         name,

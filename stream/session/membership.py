@@ -18,8 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from standfast.replication.busy import IDLE, Busy
-from standfast.replication.lease.renewal import lease_in_group_ms
+from standfast.replication.leases import IDLE, Busy, lease_in_group_ms
 from standfast.replication.log import EnteredView, Group, GroupView
 from standfast.replication.tail.open_log import open_log
 from standfast.replication.takeover import MemberPlan, Process

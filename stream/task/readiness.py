@@ -72,7 +72,7 @@ class Readiness:
         self._disk = disk
         self._clock = clock
         self._counters = counters
-        self._progress = progress
+        self.progress = progress
         self.lives = lives
         self.attempts = Attempts(lives, clock)
         self.closings = closings
@@ -111,7 +111,7 @@ class Readiness:
 
     def restore(self, task: Task, ranges: Ranges, *, local_counts: bool, started_ms: int, why: str) -> None:
         """Replay a task's missing records, behind the gate. Raises Unavailable, ListenerFailed, Corruption of a log."""
-        self._progress.step(WORK)
+        self.progress.step(WORK)
         task.move(TaskState.RESTORING)
         if self._gate_shut_ms < 0:
             self._gate_shut_ms = started_ms
@@ -199,7 +199,7 @@ class Readiness:
             committed = self._committed(whole) if whole else {}
         count = 0
         for task in whole:
-            self._progress.step(WORK)
+            self.progress.step(WORK)
             assert task.restore is not None
             try:
                 task.resume_from_log(committed, local_counts=task.restore.local_counts)
@@ -215,7 +215,7 @@ class Readiness:
 
     def _committed(self, whole: Sequence[Task]) -> dict[TopicPartition, Committed]:
         """The committed offsets of restored tasks. Raises Unavailable."""
-        self._progress.step(WORK)  # the answer may wait for a transaction
+        self.progress.step(WORK)  # the answer may wait for a transaction
         # One request for all: each took 4 ms on Kafka. Of their own sources alone: other tasks commit meanwhile.
         sources = [task.sources for task in whole]
         wanted = None if None in sources else [at for some in sources for at in some or ()]

@@ -33,7 +33,7 @@ ACTIVE = "active"
 
 
 class ReportedTask(NamedTuple):
-    """A task in a worker's report. `lag`: records that a standby lacks; `opening`: number of an active one's opening.
+    """A task in a worker's report. `lag`: records that a standby or a restore lacks; `opening`: an active one's number.
 
     State "lost": another instance took the opening over, and it is closed here.
     """
@@ -212,7 +212,7 @@ class Orders:
         }
 
     def facts(self) -> tuple[frozenset[TaskId], frozenset[TaskId], dict[TaskId, int]]:
-        """Tasks that run, active tasks that may be open and do not run, and the lags of standbys: all workers'."""
+        """Tasks that run, active tasks that may be open and do not run, and the lags of all copies."""
         running: set[TaskId] = set()
         opened: set[TaskId] = set()
         gone: set[TaskId] = set()
@@ -220,8 +220,8 @@ class Orders:
         for worker in self._workers:
             opened.update(*(order.active for order in worker.orders))
             for task, one in worker.tasks.items():
-                if one.state == STANDBY:
+                if one.state == STANDBY or one.lag:
                     lags[task] = one.lag
-                elif one.role == ACTIVE:
+                if one.state != STANDBY and one.role == ACTIVE:
                     (gone if one.state in GONE else running if one.state == RUNNING else opened).add(task)
         return frozenset(running), frozenset(opened - running - gone), lags

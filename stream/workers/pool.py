@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
-from standfast.replication.lease.renewal import BusyWatch
+from standfast.replication.leases import BusyWatch
 from standfast.replication.offsets import TaskId
 from standfast.replication.pauses import FAILOVER, Left, PauseWatch
 from standfast.replication.placement.checkpoint import part_report

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from standfast.replication.busy import IDLE, Busy
+from standfast.replication.leases import IDLE, Busy
 from standfast.replication.log import Group, GroupView
 from standfast.replication.offsets import TaskId
 from standfast.replication.pauses import Left, newest
@@ -31,7 +31,7 @@ from standfast.stream.session.membership import Membership
 from standfast.stream.session.session import Session
 from standfast.stream.task.states import TaskState
 from standfast.stream.task.task import Task
-from standfast.stream.workers.orders import ACTIVE, LOST, ReportedTask, WorkerOrder
+from standfast.stream.workers.orders import ACTIVE, LOST, RESTORING, ReportedTask, WorkerOrder
 from standfast.stream.workers.protocol import GateOrder
 
 SETTLED = frozenset({TaskState.RUNNING, TaskState.STANDBY, TaskState.FAILED})  # no state on the way to another one
@@ -102,9 +102,14 @@ class WorkerSession(Session):
         """The round of the present order, and all tasks that are here. Raises as `order`."""
         with self._usable():
             order, tasks = self._order, dict(self._instance.tasks)
-            lags = self._part.facts().lags
+            facts = self._part.facts()
             found = {
-                task_id: ReportedTask(task.role, task.state.value, lags.get(task_id, 0), self.lives[task_id].opening)
+                task_id: ReportedTask(
+                    task.role,
+                    task.state.value if task.state is not TaskState.RUNNING or task_id in facts.running else RESTORING,
+                    facts.lags.get(task_id, 0),
+                    self.lives[task_id].opening,
+                )
                 for task_id, task in tasks.items()
             }
             for task_id, opening in order.active.items():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from standfast.replication.busy import Busy
+from standfast.replication.leases import Busy
 from standfast.replication.log import (
     Committed,
     GroupCommit,
@@ -256,6 +256,9 @@ def test_member_leaves_for_a_process_only_while_its_metadata_are_of_that_process
     other.leave("a", only=lambda text: text == "of the next process")
     assert group.view().members == ()
     assert group.view().generation == before.generation + 1
+    assert group.view().ended == {"a"}, "most of its lease was left"
+    group.join("a", lease_ms=LEASE_MS)
+    assert group.view().ended == frozenset()
 
 
 def test_member_whose_lease_ran_out_is_gone(log: Log, pass_time_ms: Callable[[int], None]) -> None:

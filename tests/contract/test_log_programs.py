@@ -22,9 +22,9 @@ import pytest
 from simulator.calls import DirectCalls
 from simulator.draws import Draws
 from simulator.log import SimLog, SimLogClient
-from standfast.replication.busy import Busy
 from standfast.replication.embedded.log import EmbeddedLog
 from standfast.replication.kafka.log import KafkaLog
+from standfast.replication.leases import Busy
 from standfast.replication.log import Committed, Fetched, GroupCommit, GroupView, Log, Outgoing, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.store.clock import ManualClock

@@ -84,7 +84,6 @@ LEAKS: Mapping[str, tuple[str, ...]] = {
         "replication/placement/topic.py",
         "stream/snapshots/coordinator.py",
     ),
-    "stream/session/membership.py": ("replication/lease/renewal.py",),
     "stream/session/host.py": (
         "stream/snapshots/care.py",
         "stream/snapshots/keeper.py",

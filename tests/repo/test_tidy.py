@@ -27,7 +27,7 @@ FUNCTION_LINES_MAX = 70
 # Modules that only decide: no I/O, thread or clock. Time comes in as `now_ms`.
 PURE = {
     "store/names.py",
-    "replication/busy.py",
+    "replication/leases.py",
     "replication/shapes.py",
     "store/types/segments.py",
     "store/session_key.py",

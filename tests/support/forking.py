@@ -84,10 +84,16 @@ def crowd(folder: str) -> None:
 
     for _ in range(2):
         threading.Thread(target=write, daemon=True).start()
-    children = []
+    children, (begun, begins) = [], os.pipe()
+
+    def child() -> None:
+        os.write(begins, b".")
+        time.sleep(LIFE_S)
+
     for _ in range(CHILDREN):
         time.sleep(0.02)
-        children.append(fork(lambda: time.sleep(LIFE_S)))
+        children.append(fork(child))
+        os.read(begun, 1)  # until a child has run at all, the kernel keeps its copies of the parent's locks
     tell(children)
     time.sleep(LIFE_S)
 

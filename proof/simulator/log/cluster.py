@@ -20,16 +20,8 @@ from typing import NamedTuple
 from simulator.calls import Calls
 from simulator.log.coordinator import Coordinator
 from simulator.log.partition import Batch, Began, Partition
-from standfast.replication.busy import Busy
-from standfast.replication.log import (
-    Committed,
-    ConsumerMember,
-    GroupView,
-    Member,
-    Note,
-    TopicInfo,
-    TopicPolicy,
-)
+from standfast.replication.leases import Busy, has_most_left
+from standfast.replication.log import Committed, ConsumerMember, GroupView, Member, Note, TopicInfo, TopicPolicy
 from standfast.replication.offsets import TopicPartition
 from standfast.replication.record_limits import MESSAGE_BYTES
 from standfast.replication.topics.settings import ahead_max_ms
@@ -70,15 +62,21 @@ class GroupData:
     committed: dict[TopicPartition, Committed] = field(default_factory=dict)
     owners: dict[str, Owner] = field(default_factory=dict)
     notes: dict[tuple[str, str], Note] = field(default_factory=dict)
+    ended: set[str] = field(default_factory=set)  # as in a view
     board: bool = False
     hanging: dict[TopicPartition, None] = field(default_factory=dict)
     consumers: dict[str, int] = field(default_factory=dict)  # live consumers of Kafka's protocol -> their generation
 
+    def remove(self, name: str, now_ms: int) -> None:
+        """Remove a member."""
+        lease = self.leases.pop(name)
+        (self.ended.add if has_most_left(lease.lease_ms, lease.deadline_ms, now_ms) else self.ended.discard)(name)
+        self.generation += 1
+
     def expire(self, now_ms: int) -> None:
         """Remove members whose lease ran out."""
         for name in [name for name, lease in self.leases.items() if lease.deadline_ms <= now_ms]:
-            del self.leases[name]
-            self.generation += 1
+            self.remove(name, now_ms)
 
     def view(self, now_ms: int) -> GroupView:
         """Live members; those whose lease ran out count as removed."""
@@ -86,7 +84,9 @@ class GroupData:
         busy = {name: found for name in live if (found := self.leases[name].busy) is not None}
         members = tuple(Member(name, self.leases[name].metadata) for name in live)
         generation = self.generation + len(self.leases) - len(live)
-        return GroupView(generation, live[0] if live else None, members, busy)
+        return GroupView(
+            generation, live[0] if live else None, members, busy, frozenset(self.ended - self.leases.keys())
+        )
 
 
 @dataclass(slots=True)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from simulator.log.access import Access
 from simulator.log.cluster import GroupData, Lease
 from simulator.log.writer import KafkaWriter, check_claim
-from standfast.replication.busy import IDLE, Busy
 from standfast.replication.checks import check_commit, check_join
+from standfast.replication.leases import IDLE, Busy
 from standfast.replication.log import (
     LOST_END,
     Committed,
@@ -113,14 +113,13 @@ class SimGroup:
         key = (self._name, member_id)
 
         def effect() -> None:
-            data, _ = self._begin()
+            data, now_ms = self._begin()
             lease, session = data.leases.get(member_id), self._access.sessions.pop(key, None)
             self._log.version += 1
             if lease is None or (only is not None and not only(lease.metadata)):
                 return
             if not self._log.kafka or session in (None, lease.session):
-                del data.leases[member_id]
-                data.generation += 1
+                data.remove(member_id, now_ms)
 
         self._access.write("group.leave", effect, patient=False)
 

@@ -16,13 +16,8 @@ import pytest
 import standfast as sf
 from standfast.replication.kafka.members import Members, member_key, member_value, removal_headers
 from standfast.replication.lease.process import SILENT_MS, LeaseEnd, LeaseProcess
-from standfast.replication.lease.renewal import (
-    MEMBER_MS,
-    RENEWALS_PER_LEASE,
-    StallWatch,
-    lease_in_group_ms,
-    renewal_interval_ms,
-)
+from standfast.replication.lease.renewal import StallWatch
+from standfast.replication.leases import MEMBER_MS, RENEWALS_PER_LEASE, lease_in_group_ms, renewal_interval_ms
 from standfast.replication.log import Record
 from standfast.replication.progress import ALLOWED, RENEWED, TRIES, LeaseProgress, replay_allowance_ms
 from standfast.replication.tail.open_log import open_log

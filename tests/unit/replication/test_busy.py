@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from standfast.replication.busy import IDLE, Busy
 from standfast.replication.kafka.members import Members, member_key, member_value
-from standfast.replication.lease.renewal import BusyWatch
+from standfast.replication.leases import IDLE, Busy, BusyWatch
 from standfast.replication.log import Record
 from standfast.replication.offsets import TaskId
 from standfast.replication.pauses import Deaths
@@ -132,7 +131,7 @@ def taken(**copies: Copy) -> Round:
 
 
 def standby(lag: int, busy_ms: int = 0) -> Copy:
-    return Copy(CopyState.STANDBY, lag, None, busy_ms)
+    return Copy(CopyState.STANDBY, lag, busy_ms)
 
 
 def test_of_copies_that_have_caught_up_the_idle_one_takes_over() -> None:
@@ -171,17 +170,24 @@ def test_without_a_leader_the_idle_standby_takes_over_as_well() -> None:
 def test_death_lies_a_lease_before_the_group_lost_the_member() -> None:
     deaths = Deaths()
     deaths.look("ab", LEASE_MS, 9_900)
-    assert deaths.since("b", 10_000, LEASE_MS) is None, "it lives"
+    assert deaths.since("b", 10_000) is None, "it lives"
     deaths.look("a", LEASE_MS, 10_000)
-    assert deaths.since("b", 10_050, LEASE_MS) == 6_000
-    assert deaths.since("b", 0, LEASE_MS) == 5_900
+    assert deaths.since("b", 10_050) == 6_000
+    assert deaths.since("b", 0) == 5_900
     deaths.look("ab", LEASE_MS, 11_000)
-    assert deaths.since("b", 11_000, LEASE_MS) is None
-    assert deaths.since("never seen", 0, LEASE_MS) is None
+    assert deaths.since("b", 11_000) is None
+    assert deaths.since("never seen", 0) is None
+
+
+def test_death_that_ended_the_lease_lies_after_the_last_look_that_saw_the_member_live() -> None:
+    deaths = Deaths()
+    deaths.look("ab", LEASE_MS, 9_900, "")
+    deaths.look("a", LEASE_MS, 10_000, "b")
+    assert [deaths.since("b", placed_ms) for placed_ms in (0, 9_950, 10_050)] == [9_900, 9_950, 10_000]
 
 
 def test_instance_that_could_not_look_for_long_takes_the_death_from_the_time_of_the_decision() -> None:
     deaths = Deaths()
     deaths.look("ab", LEASE_MS, 10_000)
     deaths.look("a", LEASE_MS, 30_000)
-    assert deaths.since("b", 15_000, LEASE_MS) == 11_000
+    assert deaths.since("b", 15_000) == 11_000

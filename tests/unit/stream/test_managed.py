@@ -13,8 +13,13 @@ import pytest
 
 import standfast as sf
 from standfast.ops.observe.status import not_ready_reasons
+from standfast.replication.leases import Busy
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.model import Copy, CopyState
+from standfast.replication.placement.records import Report
+from standfast.replication.takeover import MemberTraits
 from standfast.stream.session.local_part import LEAVE_EVERY_MS, LocalPart, leaving_at_once
+from standfast.stream.session.managed import placed_member
 from standfast.stream.task.states import TaskState
 from support.apps import Running
 from support.loops import Seen
@@ -114,6 +119,51 @@ def test_tasks_leave_one_after_the_other_and_are_served_until_their_turn(bench: 
         left.append(TASKS - len(one.loop._running))
         bench.clock.advance(LEAVE_EVERY_MS)
     assert left == [1, 2, 3]
+
+
+def test_task_that_was_opened_beside_a_record_in_hand_does_not_run_in_the_report_before_the_loop_begins_it(
+    bench: Bench,
+) -> None:
+    cluster = Cluster(bench)
+    one = cluster.start("a")
+    cluster.rounds(3)
+    part = LocalPart(one.session._instance, bench.clock)
+    came = TaskId(0, 0)
+    one.session.all_tasks()[came].looped = False
+    assert came in part.facts().running, "the loop may begin it in its next round"
+    bench.clock.advance(one.session._instance.membership.lease_ms)
+    found = part.facts()
+    assert found.restoring == {came}
+    assert len(found.running) == TASKS - 1
+    one.loop.poll_once()
+    assert came in part.facts().running
+
+
+def test_report_of_a_restore_says_how_many_records_it_lacks(bench: Bench) -> None:
+    cluster = Cluster(bench)
+    cluster.start("a")
+    cluster.rounds(3)
+    cluster.fill(20)
+    cluster.rounds(5)
+    cluster.stop("a")
+    session = cluster.start("b").session
+    part = LocalPart(session._instance, bench.clock)
+    session._instance.manager.take(TaskId(0, 0), if_free=False)
+    assert part.facts().lags == {TaskId(0, 0): 20}
+
+
+def test_leader_reads_from_a_report_how_far_a_restore_is_and_that_its_instance_is_busy() -> None:
+    restoring, standby, running = (TaskId(0, number) for number in range(3))
+    lags = {restoring: 70_000, standby: 3}
+    report = Report(
+        frozenset({running}), frozenset({restoring}), lags=lags, workers=(frozenset({running}), lags.keys())
+    )
+    found = placed_member("a", MemberTraits(1), report, {}, None, Busy(0, (0, 800))).copies
+    assert found == {
+        running: Copy(CopyState.RUNNING, 0),
+        restoring: Copy(CopyState.RESTORING, 70_000, 800),
+        standby: Copy(CopyState.STANDBY, 3, 800),
+    }
 
 
 @pytest.mark.parametrize(("tasks", "seconds"), [(1, 0.1), (50, 5), (200, 12), (1_000, 20), (20_000, 36)])
