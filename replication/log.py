@@ -425,6 +425,25 @@ class LogAdmin(Protocol):
         ...
 
 
+class GroupWatch(Protocol):
+    """Waits for changes of a group's members, so that a take-over need not wait for the next look. One thread waits."""
+
+    def wait(self, within_ms: int) -> bool:
+        """Wait until members may have come or gone; False once the time is over, or after `wake`.
+
+        No change is promised to be seen, and a lease that runs out is none: look at the group from time to time.
+        """
+        ...
+
+    def wake(self) -> None:
+        """End the present wait, and each later one, soon. Any thread may call it."""
+        ...
+
+    def close(self) -> None:
+        """Release its handles; no thread waits any more. Twice is fine."""
+        ...
+
+
 class Group(Protocol):
     """Membership with a lease, and committed offsets."""
 
@@ -451,6 +470,10 @@ class Group(Protocol):
 
         `only`: not if it is False for the member's metadata, as when another process has joined in its place.
         """
+        ...
+
+    def watch(self) -> GroupWatch:
+        """A wait for changes of the members."""
         ...
 
     def owners(self) -> dict[str, str]:

@@ -20,6 +20,7 @@ from standfast.replication.log import (
     ConsumerMember,
     Group,
     GroupView,
+    GroupWatch,
     LockHolder,
     Log,
     LogAdmin,
@@ -178,6 +179,10 @@ class ReadOnlyGroup:
     def leave(self, member_id: str, *, only: Callable[[str], bool] | None = None) -> None:
         """Forget the member, of which the log never knew."""
         self._members = ()
+
+    def watch(self) -> GroupWatch:
+        """The watch of the group underneath."""
+        return self._group.watch()
 
     def owners(self) -> dict[str, str]:
         """No owners: this group opens no writers."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping
 from standfast.replication.checks import check_commit, check_join
 from standfast.replication.embedded.busy import find_busy, forget_busy, store_busy
 from standfast.replication.embedded.db import Database, Transaction
+from standfast.replication.embedded.group_watch import EmbeddedGroupWatch, note_change
 from standfast.replication.embedded.notes import find_notes, store_notes
 from standfast.replication.embedded.sums import check_seal, seal
 from standfast.replication.leases import IDLE, Busy, has_most_left
@@ -38,6 +39,7 @@ class EmbeddedGroup:
         self._closed = closed
         self._live: dict[str, tuple[int, int]] = {}  # as of the last view: lease and deadline of each live member
         self._ended: frozenset[str] = frozenset()
+        self._grown = False  # by the write transaction under way
 
     def join(self, member_id: str, metadata: str = "", *, lease_ms: int = 3_000) -> GroupView:
         """Become (or stay, with new metadata) a member until the lease runs out or leave() is called.
@@ -63,7 +65,8 @@ class EmbeddedGroup:
                 self._grow(run, 1)
                 store_busy(run, self._name, member_id)
             view = self._view(run, now_ms)
-            return EnteredView(*view) if entered else view
+        self._note_change()
+        return EnteredView(*view) if entered else view
 
     def heartbeat(self, member_id: str, *, lease_ms: int | None = None, busy: Busy = IDLE) -> GroupView:
         """Renew the lease, for `lease_ms` from now on (None: as it is). Raises Fenced if it had run out: join again."""
@@ -79,6 +82,7 @@ class EmbeddedGroup:
             if renewed:
                 store_busy(run, self._name, member_id, busy)
             view = self._view(run, now_ms)
+        self._note_change()
         if not renewed:  # raised after the transaction: within it, it would roll back the removal of other members
             raise Fenced(
                 f"{member_id!r} is not a member of group {self._name!r} (its lease ran out, or it never joined): "
@@ -98,11 +102,15 @@ class EmbeddedGroup:
             found = run.execute(
                 "SELECT metadata FROM members WHERE group_name = ? AND member_id = ?", (self._name, member_id)
             ).fetchone()
-            if found is None or (only is not None and not only(found[0])):
-                return
-            run.execute("DELETE FROM members WHERE group_name = ? AND member_id = ?", (self._name, member_id))
-            self._grow(run, 1)
-            store_busy(run, self._name, member_id)
+            if found is not None and (only is None or only(found[0])):
+                run.execute("DELETE FROM members WHERE group_name = ? AND member_id = ?", (self._name, member_id))
+                self._grow(run, 1)
+                store_busy(run, self._name, member_id)
+        self._note_change()
+
+    def watch(self) -> EmbeddedGroupWatch:
+        """Waits for changes of the members. See the port."""
+        return EmbeddedGroupWatch(self._db.path)
 
     def owners(self) -> dict[str, str]:
         """Transactional id -> id of the member that last opened a writer for it in this group's name."""
@@ -178,8 +186,15 @@ class EmbeddedGroup:
         if gone.rowcount:
             forget_busy(run, self._name)
 
+    def _note_change(self) -> None:
+        """Report the change to other processes once the transaction has ended, so that they see it."""
+        grown, self._grown = self._grown, False
+        if grown:
+            note_change(self._db.path)
+
     def _grow(self, run: Transaction, by: int) -> None:
         if by:
+            self._grown = True
             run.execute(
                 "INSERT INTO groups (name, generation) VALUES (?1, ?2) "
                 "ON CONFLICT (name) DO UPDATE SET generation = generation + ?2",

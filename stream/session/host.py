@@ -15,8 +15,9 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from standfast.replication.checkpoint_flow import Flow
 from standfast.replication.listeners import Listener, Listeners
@@ -41,6 +42,7 @@ from standfast.stream.session.background import Background, Repeated
 from standfast.stream.session.changelog_heads import ChangelogHeads
 from standfast.stream.session.composition import make_instance
 from standfast.stream.session.external_consumer import ExternalConsumer
+from standfast.stream.session.group_thread import GROUP_THREAD, GroupThread
 from standfast.stream.session.instance import Instance
 from standfast.stream.session.lease import LeaseKeeper, renewed_here
 from standfast.stream.session.membership import Membership, own_directory
@@ -68,6 +70,27 @@ LEASE_THREAD = "standfast-lease"
 CARE_THREAD = "standfast-care"
 
 
+K = TypeVar("K", bound="type[SessionHost]")
+
+
+def closed_if_lost(cls: K) -> K:
+    """Class decorator, above each other one: a session that no caller gets, since a handler raised last, is closed."""
+    init: Callable[..., None] = cls.__init__
+
+    @wraps(init)
+    def init_or_close(self: SessionHost, /, *given: object, **named: object) -> None:
+        try:
+            init(self, *given, **named)
+        except BaseException:
+            if self._opened_whole:  # else the opening undoes itself
+                self._apart.run(self._close)
+            raise
+
+    made: Any = init_or_close
+    cls.__init__ = made  # type: ignore[method-assign]
+    return cls
+
+
 @checked(InvalidRequest)
 class SessionHost(Closing):
     """See the head of this file."""
@@ -77,6 +100,7 @@ class SessionHost(Closing):
     read_only = False  # True: it follows changelogs of another application, and its standbys are read
     _snapshots: SnapshotKeeper | None = None  # of a policy of snapshots
     _closed = False
+    _group_thread: GroupThread | None = None
     _asked = False  # a call has come since the last round of background work
     _opened_whole = False
     _keeps_snapshots = True  # False: a policy of snapshots is for beginning with them alone
@@ -160,6 +184,8 @@ class SessionHost(Closing):
             undo.callback(self.close)
             if background:
                 self._background.start("standfast-replication", self._run)
+            if leased and background and self._settings.take_over:
+                self._group_thread = GroupThread(self._background, self._group.watch(), self._hear)
             for name, one in self._repeats().items():
                 self._background.repeat(name, *one)
             self._snapshots = self._snapshot_keeper()
@@ -181,6 +207,7 @@ class SessionHost(Closing):
 
     def _undo_open(self) -> None:
         self._stop_threads()
+        self._background.end()
         if self._pipeline is not None:
             self._pipeline.close()
         self._state.close()
@@ -351,14 +378,18 @@ class SessionHost(Closing):
             self._snapshots.stop()
         self._background.stop.set()
         self._wake.set()
+        if self._group_thread is not None:
+            self._group_thread.wake()
         # The lease last: a round that still runs would join again after the lease had run out.
-        self._background.end(but=LEASE_THREAD)
+        self._background.end(but=(LEASE_THREAD, GROUP_THREAD))
         self._keeper.stop()
-        self._background.end()
+        # Nor for the wait for other members, which may take a moment more, while others wait for the tasks.
+        self._background.end(but=(GROUP_THREAD,))
 
     def _close_log(self) -> None:
         if self._pipeline is not None and self._pipeline.running:
             return  # a call to the log has not returned: its client must not be closed under it
+        self._background.end()
         self._heads.close()
         self._statistics_reader.close()
         self._group.close()
@@ -412,6 +443,11 @@ class SessionHost(Closing):
                 self._wake.clear()
             elif self._asked:  # or this thread would take the lock again before a waiting one wakes up
                 self._asked = self._background.stop.wait(GIVE_WAY_S)
+
+    def _hear(self) -> None:
+        """Look at the members in the next round, which begins now."""
+        self._instance.follow_now()
+        self._wake.set()
 
     def _keep_lease(self, address: str) -> None:
         """Start the renewal of the lease: it connects while the session opens."""

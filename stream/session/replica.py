@@ -29,6 +29,7 @@ from standfast.store.errors import BadConfig, Closed, InvalidRequest, Unavailabl
 from standfast.store.log import as_event, logger
 from standfast.store.specs import StoreSpec
 from standfast.stream.session.background import Repeated
+from standfast.stream.session.host import closed_if_lost
 from standfast.stream.session.of_app import OF_APPLICATION
 from standfast.stream.session.session import Session
 from standfast.stream.session.session_tasks import ReadView
@@ -50,6 +51,7 @@ class ReplicaOptions(TypedDict, total=False):
     kafka: Mapping[str, Any] | None
 
 
+@closed_if_lost
 @checked(InvalidRequest)
 @spelled_out({ReplicaOptions: SessionSettings})
 class Replica(Session):

@@ -30,7 +30,7 @@ from standfast.store.process.tracebacks import letting_go
 from standfast.store.specs import StoreSpec
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.external_consumer import ClientMessage, ConsumerHost, ExternalConsumer
-from standfast.stream.session.host import SessionHost
+from standfast.stream.session.host import SessionHost, closed_if_lost
 from standfast.stream.session.of_app import Elsewhere
 from standfast.stream.session.session_tasks import (
     ReadView,
@@ -63,6 +63,7 @@ from standfast.stream.tasks.life import Again, Lives
 Tasks: TypeAlias = Iterable[int | str | TaskId]
 
 
+@closed_if_lost
 @checked(InvalidRequest)
 @spelled_out({SessionOptions: SessionSettings})
 class Session(Elsewhere, SessionHost):

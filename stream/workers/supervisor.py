@@ -47,6 +47,7 @@ from standfast.store.timestamps import duration_text
 from standfast.stream.deaths.death_notes import DeathNotes
 from standfast.stream.restart import RestartStrategy
 from standfast.stream.session.background import Background
+from standfast.stream.session.group_thread import GroupThread
 from standfast.stream.session.lease import LeaseKeeper
 from standfast.stream.session.managed import ManagedPlacement
 from standfast.stream.session.membership import Membership, naming_former_id
@@ -104,6 +105,7 @@ class Supervisor(Closing):
         self._keeper = LeaseKeeper(settings.lease_ms, settings.max_stall_ms, clock, self.counters, workers=workers)
         self._background = Background(clock, threads=True)
         self._closed = False
+        self._group_thread: GroupThread | None = None
         self._next_tick_ms = 0
         self._lock = threading.RLock()
         self.seen = InstanceSeen(unplaced=STARTING)  # replaced as a whole, so that other threads may read it
@@ -139,6 +141,8 @@ class Supervisor(Closing):
             self._keeper.begin(self.membership, app, self._lease_group)
             tend = partial(care, self.log, clock, self._log_is_mine)
             self._background.repeat("standfast-care", lambda: CARE_INTERVAL_MS, tend)
+            if settings.take_over:
+                self._group_thread = GroupThread(self._background, self._group.watch(), self._hear)
             self._http.open_supervisor(self)
             undo.pop_all()
 
@@ -277,6 +281,10 @@ class Supervisor(Closing):
         total.add(self.pool.snapshot_counts())
         return total
 
+    def _hear(self) -> None:
+        """Look at the members in the next round."""
+        self._next_tick_ms = 0
+
     def _alive(self) -> None:
         self._keeper.progress.step(WORK)
         self._round_ms = self.clock.monotonic_ms()
@@ -398,6 +406,9 @@ class Supervisor(Closing):
             self._care.stop()
 
     def _end_threads(self) -> None:
+        self._background.stop.set()
+        if self._group_thread is not None:
+            self._group_thread.wake()
         self._keeper.stop()
         self._background.end()
 

@@ -21,6 +21,7 @@ from standfast.replication.log import (
     EnteredView,
     GroupCommit,
     GroupView,
+    GroupWatch,
     Note,
     Notes,
     OffsetsOpen,
@@ -106,6 +107,10 @@ class SimGroup:
             return data.view(now_ms)
 
         return self._access.call("group.view", effect)
+
+    def watch(self) -> GroupWatch:
+        """Refused: the sessions of a world have no thread that waits."""
+        raise AssertionError("a thread waits for members")
 
     def leave(self, member_id: str, *, only: Callable[[str], bool] | None = None) -> None:
         """Stop being a member; no error for an id that is not a member. See the port."""
