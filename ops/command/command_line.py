@@ -14,6 +14,7 @@ import sys
 from typing import Any
 
 from standfast.ops.command.commands import COMMANDS, register_of
+from standfast.ops.command.first_process import is_first, run_below
 from standfast.ops.command.gone import check_gone
 from standfast.ops.command.parser import CommandParser
 from standfast.store.base.version import __version__
@@ -43,6 +44,8 @@ def main(argv: list[str] | None = None) -> int:
     from standfast.ops.shared.guard import tell
     from standfast.store.errors import DiskFull, InvalidRequest, Unavailable
 
+    if argv is None and is_first() and sys.argv[1:2] and sys.argv[1] in SILENT:
+        return run_below()
     arguments = sys.argv[1:] if argv is None else argv
     if streams.prepare() and (not arguments or arguments[0] not in SILENT):
         return tell(

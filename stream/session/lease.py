@@ -97,8 +97,8 @@ class LeaseKeeper:
             if process_id() == 1:
                 logger.warning(
                     "this process is the first of its PID namespace, and the kernel ends its lease process with it: if "
-                    "it is killed, its lease has to run out; start it below an init (docker run --init, "
-                    "shareProcessNamespace of a pod)", extra=as_event("first_of_namespace"),
+                    "it is killed, its lease has to run out; start it by `standfast run`, or below an init (docker "
+                    "run --init, shareProcessNamespace of a pod)", extra=as_event("first_of_namespace"),
                 )  # fmt: skip
 
     def _word_of(self, address: str, guarantee: Guarantee) -> Word | None:

@@ -8,10 +8,15 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from standfast.replication.placement.topic import PlacementTopic
+from standfast.store.clock import SystemClock
 from support.lease import Leases, Member
 from support.processes import has_ended
 from support.waits import until
@@ -116,3 +121,56 @@ def test_owner_that_is_the_first_of_its_pid_namespace_says_so_and_its_lease_runs
     killed(first)
     until(lambda: second.is_("active running"), "the standby has the task", 30)
     assert "PID namespace" not in second.err.read_text()
+
+
+PROGRAM = """
+import standfast as sf
+
+counts = sf.KeyValueStore("counts", sf.serde.string, sf.serde.int64)
+app = sf.App("{app}", log="{log}", state_dir="unset", lease_ms=120_000, standby_replicas=1, stores=[counts])
+stream = app.stream("{app}-in", key=sf.serde.string, value=sf.serde.string)
+stream.group_by_key().count("counts").to_stream().to("{app}-out", key=sf.serde.string, value=sf.serde.int64)
+"""
+
+
+def child_of(pid: int) -> int:
+    """The one child of a process, once there is one."""
+    path = Path(f"/proc/{pid}/task/{pid}/children")
+    until(path.read_text, "the process has a child")
+    return int(path.read_text().split()[0])
+
+
+def test_command_that_is_the_first_of_its_pid_namespace_is_the_init_of_its_application(leases: Leases) -> None:
+    (leases.root / "program.py").write_text(PROGRAM.format(app=leases.app, log=leases.address))
+    topic = PlacementTopic(leases.log, leases.app, "-", SystemClock(), acceptable_lag=10_000)
+
+    def start(name: str, *below: str) -> subprocess.Popen[bytes]:
+        command = [*below, sys.executable, "-m", "standfast.ops.cli", "run", "program:app", "--set"]
+        with (leases.root / f"{name}.log").open("wb") as stderr:
+            state = f"app.state_dir={leases.root / name}"
+            return subprocess.Popen([*command, state], cwd=leases.root, stderr=stderr)
+
+    def said(name: str) -> str:
+        return (leases.root / f"{name}.log").read_text()
+
+    def stands_by() -> bool:
+        found = topic.look_whole()
+        reports = [] if found is None else [found.report(name) for name in found.reporters()]
+        return any(one is not None and one.lags for one in reports)
+
+    first = start("a", *NAMESPACE)
+    until(lambda: "task 0_0 runs here" in said("a"), "the first has the task", 30)
+    leases.feed(20)
+    second = start("b")
+    until(stands_by, "the second stands by")
+    os.kill(child_of(child_of(first.pid)), signal.SIGKILL)
+    until(lambda: "task 0_0 runs here" in said("b"), "the standby has the task", 20)
+    assert first.wait(10) == 128 + signal.SIGKILL
+    assert "PID namespace" not in said("a")
+    third = start("c", *NAMESPACE)
+    until(lambda: "runs as instance" in said("c"), "the third is open")
+    os.kill(child_of(third.pid), signal.SIGTERM)
+    assert third.wait(30) == 0
+    second.terminate()
+    assert second.wait(30) == 0
+    topic.close()
