@@ -16,7 +16,14 @@ from standfast.replication.topics.rules import Finding
 from standfast.restore.accepted import ACCEPTED_FILE, Accepted, read_accepted
 from standfast.restore.report.text import moment_text
 from standfast.store.errors import Corruption, InvalidRequest
-from standfast.store.task.state_dir import ASIDE_FOLDER, KEPT_FOLDER, MARKER, check_marker, kept_instance
+from standfast.store.task.state_dir import (
+    ASIDE_FOLDER,
+    KEPT_FOLDER,
+    MARKER,
+    check_marker,
+    kept_instance,
+    noted_pid,
+)
 
 FILES_BESIDE = 256  # sockets, logs, files of the application itself
 FILES_A_TASK = 64  # WAL, manifest, and the output files of a compaction
@@ -39,6 +46,7 @@ class LocalFacts:
     temporary: bool = False
     files_limit: int = 0  # 0: no limit
     bad_instance: str = ""  # reason for which the file of the instance's id would be refused
+    first_process: bool = False  # its process is, or was when it was killed, the first one of its PID namespace
 
 
 def local_facts(state_path: Path, app: str, unreadable: tuple[tuple[str, str], ...] = ()) -> LocalFacts:
@@ -76,6 +84,7 @@ def local_facts(state_path: Path, app: str, unreadable: tuple[tuple[str, str], .
         state_path.resolve().is_relative_to(Path(tempfile.gettempdir()).resolve()),
         0 if soft == resource.RLIM_INFINITY else soft,
         bad_instance,
+        noted_pid(state_path) == 1,
     )
 
 
@@ -131,6 +140,17 @@ def local_findings(facts: LocalFacts) -> list[Finding]:
                 facts.bad_instance,
                 "restore its content, or remove the file: this instance then starts with a new id",
                 f"rm {path}",
+            )
+        )
+    if facts.first_process:
+        found.append(
+            Finding(
+                "first-process",
+                "warning",
+                f"directory {facts.path}",
+                "belongs to a process that is the first one of its PID namespace",
+                "the kernel ends its lease process with it, so that after a kill the standbys wait for its lease",
+                "start it by `standfast run`, or below an init: docker run --init, shareProcessNamespace of a pod",
             )
         )
     if facts.temporary:

@@ -31,6 +31,7 @@ class Kind(Enum):
     JOIN = "join"  # a further instance starts late
     RAISE = "raise"  # the application's code raises an exception once
     LISTENER = "listener"  # a listener of it raises an exception once
+    WORD = "word"  # its lease process takes it for dead; after a kill it is right
     REBALANCE = "rebalance"  # the group of its own consumer begins a new generation, perhaps without it
     # to its machine
     DAMAGE = "damage"  # a byte of a file changes while the process is down

@@ -130,6 +130,14 @@ class Instance:
             for task in tasks_of(self.app).values()
         )
 
+    def end_lease(self, log: SimLog) -> None:
+        """The word of the lease process, true or false, that the process has ended: its member is removed at once."""
+        session = None if self.app is None else self.app.session
+        for group in log.groups.values() if session is not None else ():
+            if session.instance_id in group.leases:
+                group.remove(session.instance_id, int(self._world.now_ms))
+                log.version += 1
+
     def refused(self) -> dict[Any, str]:
         """Tasks that wait for a person, since their rows may be the last copy, or the log lost some, and the reason."""
         lost = {task.id: task.error for task in tasks_of(self.app).values() if isinstance(task.error, sf.StateLost)}

@@ -304,6 +304,9 @@ class _Run:
         kind, disk, draws = fault.kind, self.disks[machine.number], self.world.draws
         if kind in FURTHER:
             self.operators.act(fault)
+        false_word = kind is Kind.WORD and (self.history.exact or not self.log.kafka)  # elsewhere a word is true
+        if false_word or (kind is Kind.KILL and fault.after):
+            self.instances[machine.number].end_lease(self.log)
         if kind in ENDS:
             self._restarts[machine.number] = self.world.now_ms + fault.for_ms
             self._last[machine.number] = fault
@@ -320,10 +323,7 @@ class _Run:
             partitions = [at for topic in self.hand.topics() for at in self.hand.partitions(topic)]
             at = draws.choice(partitions, "partition of", fault.at_ms, machine.number)
             self.world.event(f"it is {at}")
-            if kind is Kind.AWAY:
-                self.log.stall(fault.for_ms, at)
-            else:
-                self.log.hold(at, fault.for_ms)
+            self.log.stall(fault.for_ms, at) if kind is Kind.AWAY else self.log.hold(at, fault.for_ms)
         elif kind is Kind.REBALANCE:
             self.instances[machine.number].rebalance(expelled=fault.after)
         elif kind is Kind.COMPACT:

@@ -323,6 +323,17 @@ def test_files_of_a_newer_format_and_directories_set_aside_are_found(bench: Benc
     assert found["state-format"].where == f"directory {path / '0_1'}"
 
 
+def test_process_that_is_the_first_of_its_pid_namespace_is_found_with_the_way_out(bench: Bench) -> None:
+    session = bench.active("state", (0,))
+    path = session.state_path
+    assert "first-process" not in {one.rule for one in local_findings(local_facts(path, "app"))}
+    session.close()
+    (path / "LOCK").write_text("pid 1\n")  # as of an application that a container started without an init
+    found = {one.rule: one for one in local_findings(local_facts(path, "app"))}["first-process"]
+    assert (found.severity, found.where) == ("warning", f"directory {path}")
+    assert "standfast run" in found.fix
+
+
 def test_instance_id_that_the_next_start_would_refuse_is_found(bench: Bench) -> None:
     session = bench.active("state", (0,))
     path = session.state_path
