@@ -142,6 +142,12 @@ def local_findings(facts: LocalFacts) -> list[Finding]:
                 f"rm {path}",
             )
         )
+    return [*found, *_place_findings(facts)]
+
+
+def _place_findings(facts: LocalFacts) -> list[Finding]:
+    """Where the directory is, and where its process runs."""
+    found = []
     if facts.first_process:
         found.append(
             Finding(
