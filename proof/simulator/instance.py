@@ -133,9 +133,10 @@ class Instance:
     def end_lease(self, log: SimLog) -> None:
         """The word of the lease process, true or false, that the process has ended: its member is removed at once."""
         session = None if self.app is None else self.app.session
-        for group in log.groups.values() if session is not None else ():
-            if session.instance_id in group.leases:
-                group.remove(session.instance_id, int(self._world.now_ms))
+        member = "" if session is None else session.instance_id
+        for group in log.groups.values():
+            if member in group.leases:
+                group.remove(member, int(self._world.now_ms))
                 log.version += 1
 
     def refused(self) -> dict[Any, str]:

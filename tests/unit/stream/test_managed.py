@@ -156,7 +156,7 @@ def test_leader_reads_from_a_report_how_far_a_restore_is_and_that_its_instance_i
     restoring, standby, running = (TaskId(0, number) for number in range(3))
     lags = {restoring: 70_000, standby: 3}
     report = Report(
-        frozenset({running}), frozenset({restoring}), lags=lags, workers=(frozenset({running}), lags.keys())
+        frozenset({running}), frozenset({restoring}), lags=lags, workers=(frozenset({running}), frozenset(lags))
     )
     found = placed_member("a", MemberTraits(1), report, {}, None, Busy(0, (0, 800))).copies
     assert found == {
