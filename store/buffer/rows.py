@@ -11,6 +11,7 @@ metering, limits and bounded iterators.
 from __future__ import annotations
 
 import heapq
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ KEY_MAX_BYTES = 64 << 10
 SAMPLE_MASK = 63  # one read in 64 is measured
 GENERATOR_RUNS = "generator already executing"  # the error of closing a generator while another thread is in it
 VALUE_MAX_BYTES = 1_000_000
+_entering = threading.Lock()  # a set must not grow while it is read
 BESIDE_VALUE_BYTES = 48_000  # with a value of that size and framing this stays within Kafka's default message.max.bytes
 
 
@@ -71,8 +73,15 @@ class RowLimits:
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
         if name in ("any_bytes", "least_timestamp_ms"):  # which writers have
-            for rows in list(getattr(self, "stores", ())):
+            with _entering:
+                found = list(getattr(self, "stores", ()))
+            for rows in found:
                 rows.limit()
+
+    def enter(self, rows: StoreRows) -> None:
+        """Take a store under these limits; another thread may change them meanwhile."""
+        with _entering:
+            self.stores.add(rows)
 
     def of_output(self) -> dict[str, int]:
         """The most bytes of a part of an output record, and of all of it."""
@@ -159,7 +168,7 @@ class StoreRows:
     def __post_init__(self) -> None:
         self.writer = self.buffer.writer(self.name, self.check)
         self.writer.mode = UNLOGGED if not self.logging else LATEST if self.caching else EACH
-        self.limits.stores.add(self)
+        self.limits.enter(self)
         self.limit()
 
     def limit(self) -> None:

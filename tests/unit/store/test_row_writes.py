@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import threading
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
+from weakref import WeakSet
 
 import pytest
 from hypothesis import given
@@ -159,3 +162,30 @@ def test_quick_serdes_of_a_put_take_and_refuse_what_the_serdes_do(make: type[Buf
         one.put(key, value, 5)
     assert one.rows.buffer.take_changes() == other.rows.buffer.take_changes()
     assert all(type(cell) in (bytes, type(None)) for pair in one.rows.buffer.rows["s"].items() for cell in pair)
+
+
+class SlowSet(WeakSet[Any]):
+    """A set of stores, during whose reading another thread opens a store."""
+
+    limits: RowLimits
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, one in enumerate(super().__iter__()):
+            if not number and not hasattr(self, "opens"):
+                self.opens = threading.Thread(target=self.open)
+                self.opens.start()
+                self.opens.join(0.5)  # it must wait for the end of the reading, or the set grows now
+            yield one
+
+    def open(self) -> None:
+        self.late = StoreRows("late", MemoryEngine(), WriteBuffer(), now_ms=lambda: 7, limits=self.limits)
+
+
+def test_limits_are_set_while_another_thread_opens_a_store_under_them() -> None:
+    limits = RowLimits(value_bytes=20)
+    limits.stores = stores = SlowSet()
+    stores.limits = limits
+    first = [StoreRows(name, MemoryEngine(), WriteBuffer(), now_ms=lambda: 7, limits=limits) for name in "ab"]
+    limits.limit_keys(10)
+    stores.opens.join()
+    assert {one.name for one in limits.stores} == {"a", "b", "late"}, first
