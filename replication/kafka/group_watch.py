@@ -2,8 +2,8 @@
 
     join, leave, removal ──> the broker ──long poll──> `wait` returns        beat ──> nothing; the wait goes on
 
-Rules of this file: one consumer, no lock, and no list of members: `members_topic.py` reads the topic for that. A
-consumer that fails is replaced; the next look at the group finds the members meanwhile.
+Rules of this file: one consumer, no lock, and no list of members: `members_topic.py` reads the topic for that. While
+it cannot read, the next look at the group finds the members.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class KafkaGroupWatch:
         while not self._woken.is_set() and (left_ms := until_ms - self._clock.monotonic_ms()) > 0:
             try:
                 found = self._read(min(left_ms, SLICE_MS))
-            except (KafkaException, StandfastError):  # the looks at the group say why the broker does not answer
-                self.close()
+            except (KafkaException, StandfastError):
+                # The looks at the group say why the broker does not answer, and the consumer connects again by itself.
                 self._woken.wait(left_ms / 1_000)
                 return False
             if any(changes_members(one.value()) for one in found):

@@ -333,6 +333,7 @@ LOG: dict[str, Entry] = {
     "Group.note": _group(lambda group, n: group.note({("attack", "one"): str(n)})),
     "Group.notes": _group(lambda group, n: group.notes()),
     "Group.owners": _group(lambda group, n: group.owners()),
+    "Group.watch": _group(lambda group, n: group.watch().close()),
     "Group.view": _group(lambda group, n: group.view()),
 }
 

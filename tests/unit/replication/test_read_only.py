@@ -33,7 +33,7 @@ READS = {
         "hasten",
     },
     LogAdmin: {"describe_topic", "topics", "topic_names", "survey", "groups", "consumers", "first_offsets", "lacking"},
-    port.Group: {"notes", "committed", "close"},
+    port.Group: {"notes", "committed", "watch", "close"},
 }
 ANSWERED_HERE = {"join", "heartbeat", "view", "leave", "owners"}
 
