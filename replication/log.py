@@ -472,8 +472,8 @@ class Group(Protocol):
         """
         ...
 
-    def watch(self) -> GroupWatch:
-        """A wait for changes of the members."""
+    def watch(self) -> GroupWatch | None:
+        """A wait for changes of the members; None for a log that reports none, whose groups are looked at."""
         ...
 
     def owners(self) -> dict[str, str]:

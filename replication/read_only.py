@@ -180,7 +180,7 @@ class ReadOnlyGroup:
         """Forget the member, of which the log never knew."""
         self._members = ()
 
-    def watch(self) -> GroupWatch:
+    def watch(self) -> GroupWatch | None:
         """The watch of the group underneath."""
         return self._group.watch()
 

@@ -27,7 +27,6 @@ from confluent_kafka import TopicPartition as KafkaPartition
 from standfast.replication.checks import check_commit, check_join
 from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.errors import BROKEN, PASSING, PERMISSION, UNKNOWN_TOPIC, client_errors, error_of
-from standfast.replication.kafka.group_watch import KafkaGroupWatch
 from standfast.replication.kafka.members_topic import Board
 from standfast.replication.kafka.records import kafka_offsets
 from standfast.replication.leases import IDLE, Busy
@@ -111,10 +110,9 @@ class KafkaGroup:
         self._check_open()
         self._board.leave(member_id, only)
 
-    def watch(self) -> KafkaGroupWatch:
-        """Waits for changes of the members. See the port."""
+    def watch(self) -> None:
+        """None: a look at the members topic finds its changes."""
         self._check_open()
-        return self._board.watch()
 
     def owners(self) -> dict[str, str]:
         """Transactional id -> id of the member that last opened a writer for it in this group's name."""

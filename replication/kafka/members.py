@@ -219,11 +219,6 @@ def member_value(
     return dump(Presence(kind, session, lease_ms, generation, metadata, plan, busy.numbers))
 
 
-def changes_members(value: bytes | None) -> bool:
-    """Whether a record of the topic adds a member or removes one, by its value alone: it is no beat."""
-    return value is None or value.startswith(b'{"kind":"join"')
-
-
 def removal_headers(lease: MemberLease) -> list[tuple[str, bytes]]:
     """Headers of the removal of a member whose lease ran out: the offset of the newest beat that this reader saw."""
     return [(SEEN, str(lease.offset).encode())]

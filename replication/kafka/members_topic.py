@@ -30,7 +30,6 @@ from standfast.replication.kafka.admin import KafkaAdmin
 from standfast.replication.kafka.bounds import bounds_of, written_end
 from standfast.replication.kafka.cluster import Cluster
 from standfast.replication.kafka.errors import PERMISSION, UNKNOWN_TOPIC, error_of
-from standfast.replication.kafka.group_watch import KafkaGroupWatch
 from standfast.replication.kafka.members import (
     MEMBERS_SUFFIX,
     Members,
@@ -229,10 +228,6 @@ class Board:
             self._closed = True
             self._cluster.release(self._consumer, self._producer)
             self._consumer, self._producer = None, None
-
-    def watch(self) -> KafkaGroupWatch:
-        """Waits for changes of the members, by a consumer of its own."""
-        return KafkaGroupWatch(self._cluster, self._source)
 
     # -- the topic ----------------------------------------------------------------------------------------------------
 

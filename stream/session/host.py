@@ -184,8 +184,9 @@ class SessionHost(Closing):
             undo.callback(self.close)
             if background:
                 self._background.start("standfast-replication", self._run)
-            if leased and background and self._settings.take_over:
-                self._group_thread = GroupThread(self._background, self._group.watch(), self._hear)
+            watch = self._group.watch() if leased and background and self._settings.take_over else None
+            if watch is not None:
+                self._group_thread = GroupThread(self._background, watch, self._hear)
             for name, one in self._repeats().items():
                 self._background.repeat(name, *one)
             self._snapshots = self._snapshot_keeper()

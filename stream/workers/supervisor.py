@@ -141,8 +141,8 @@ class Supervisor(Closing):
             self._keeper.begin(self.membership, app, self._lease_group)
             tend = partial(care, self.log, clock, self._log_is_mine)
             self._background.repeat("standfast-care", lambda: CARE_INTERVAL_MS, tend)
-            if settings.take_over:
-                self._group_thread = GroupThread(self._background, self._group.watch(), self._hear)
+            if settings.take_over and (watch := self._group.watch()) is not None:
+                self._group_thread = GroupThread(self._background, watch, self._hear)
             self._http.open_supervisor(self)
             undo.pop_all()
 

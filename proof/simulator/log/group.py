@@ -21,7 +21,6 @@ from standfast.replication.log import (
     EnteredView,
     GroupCommit,
     GroupView,
-    GroupWatch,
     Note,
     Notes,
     OffsetsOpen,
@@ -108,9 +107,8 @@ class SimGroup:
 
         return self._access.call("group.view", effect)
 
-    def watch(self) -> GroupWatch:
-        """Refused: the sessions of a world have no thread that waits."""
-        raise AssertionError("a thread waits for members")
+    def watch(self) -> None:
+        """None: a world's sessions have no thread that waits."""
 
     def leave(self, member_id: str, *, only: Callable[[str], bool] | None = None) -> None:
         """Stop being a member; no error for an id that is not a member. See the port."""

@@ -333,7 +333,7 @@ LOG: dict[str, Entry] = {
     "Group.note": _group(lambda group, n: group.note({("attack", "one"): str(n)})),
     "Group.notes": _group(lambda group, n: group.notes()),
     "Group.owners": _group(lambda group, n: group.owners()),
-    "Group.watch": _group(lambda group, n: group.watch().close()),
+    "Group.watch": _group(lambda group, n: None if (watch := group.watch()) is None else watch.close()),
     "Group.view": _group(lambda group, n: group.view()),
 }
 
