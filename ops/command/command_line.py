@@ -14,7 +14,6 @@ import sys
 from typing import Any
 
 from standfast.ops.command.commands import COMMANDS, register_of
-from standfast.ops.command.first_process import is_first, run_below
 from standfast.ops.command.gone import check_gone
 from standfast.ops.command.parser import CommandParser
 from standfast.store.base.version import __version__
@@ -43,8 +42,11 @@ def main(argv: list[str] | None = None) -> int:
     from standfast.ops.shared import streams
     from standfast.ops.shared.guard import tell
     from standfast.store.errors import DiskFull, InvalidRequest, Unavailable
+    from standfast.store.outside import process_id
 
-    if argv is None and is_first() and sys.argv[1:2] and sys.argv[1] in SILENT:
+    if argv is None and process_id() == 1 and sys.argv[1:2] and sys.argv[1] in SILENT:
+        from standfast.ops.command.first_process import run_below
+
         return run_below()
     arguments = sys.argv[1:] if argv is None else argv
     if streams.prepare() and (not arguments or arguments[0] not in SILENT):

@@ -25,11 +25,6 @@ LAST_MS = 1_500  # a lease process ends within a second of its owner
 LOOK_MS = 5
 
 
-def is_first() -> bool:
-    """Whether this process is the first one of its PID namespace."""
-    return os.getpid() == 1
-
-
 def run_below() -> int:
     """Run this process's command line as a child, and return its exit code once it has ended."""
     early: list[int] = []

@@ -39,7 +39,6 @@ class EmbeddedGroup:
         self._closed = closed
         self._live: dict[str, tuple[int, int]] = {}  # as of the last view: lease and deadline of each live member
         self._ended: frozenset[str] = frozenset()
-        self._grown = False  # by the write transaction under way
 
     def join(self, member_id: str, metadata: str = "", *, lease_ms: int = 3_000) -> GroupView:
         """Become (or stay, with new metadata) a member until the lease runs out or leave() is called.
@@ -50,7 +49,7 @@ class EmbeddedGroup:
         # Not patient, like every call about leases: the background thread that calls it also reads for standbys.
         with self._db.lock(patient=False), self._db.mutex, self._db.guard, self._db.write() as run:
             now_ms = self._clock.monotonic_ms()
-            self._expire(run, now_ms)
+            expired = self._expire(run, now_ms)
             row = run.execute(
                 "SELECT lease_ms FROM members WHERE group_name = ? AND member_id = ?", (self._name, member_id)
             ).fetchone()
@@ -65,7 +64,8 @@ class EmbeddedGroup:
                 self._grow(run, 1)
                 store_busy(run, self._name, member_id)
             view = self._view(run, now_ms)
-        self._note_change()
+        if entered or expired:
+            note_change(self._db.path)
         return EnteredView(*view) if entered else view
 
     def heartbeat(self, member_id: str, *, lease_ms: int | None = None, busy: Busy = IDLE) -> GroupView:
@@ -73,7 +73,7 @@ class EmbeddedGroup:
         # No lease survives the boot after a power loss, so this write need not wait for the disk.
         with self._db.lock(patient=False), self._db.mutex, self._db.guard, self._db.write(durable=False) as run:
             now_ms = self._clock.monotonic_ms()
-            self._expire(run, now_ms)
+            expired = self._expire(run, now_ms)
             renewed = run.execute(
                 "UPDATE members SET lease_ms = coalesce(?1, lease_ms), deadline_ms = ?2 + coalesce(?1, lease_ms) "
                 "WHERE group_name = ?3 AND member_id = ?4",
@@ -82,7 +82,8 @@ class EmbeddedGroup:
             if renewed:
                 store_busy(run, self._name, member_id, busy)
             view = self._view(run, now_ms)
-        self._note_change()
+        if expired:
+            note_change(self._db.path)
         if not renewed:  # raised after the transaction: within it, it would roll back the removal of other members
             raise Fenced(
                 f"{member_id!r} is not a member of group {self._name!r} (its lease ran out, or it never joined): "
@@ -98,15 +99,17 @@ class EmbeddedGroup:
     def leave(self, member_id: str, *, only: Callable[[str], bool] | None = None) -> None:
         """Stop being a member; no error for an id that is not a member. See the port."""
         with self._db.lock(patient=False), self._db.mutex, self._db.guard, self._db.write() as run:
-            self._expire(run, self._clock.monotonic_ms())
+            expired = self._expire(run, self._clock.monotonic_ms())
             found = run.execute(
                 "SELECT metadata FROM members WHERE group_name = ? AND member_id = ?", (self._name, member_id)
             ).fetchone()
-            if found is not None and (only is None or only(found[0])):
+            left = found is not None and (only is None or only(found[0]))
+            if left:
                 run.execute("DELETE FROM members WHERE group_name = ? AND member_id = ?", (self._name, member_id))
                 self._grow(run, 1)
                 store_busy(run, self._name, member_id)
-        self._note_change()
+        if left or expired:
+            note_change(self._db.path)
 
     def watch(self) -> EmbeddedGroupWatch:
         """Waits for changes of the members. See the port."""
@@ -175,8 +178,8 @@ class EmbeddedGroup:
         self._db.close()
         self._closed(self)
 
-    def _expire(self, run: Transaction, now_ms: int) -> None:
-        """Remove members whose lease ran out."""
+    def _expire(self, run: Transaction, now_ms: int) -> bool:
+        """Remove members whose lease ran out; returns whether there was one."""
         # The monotonic clock starts over with each boot, so a deadline of another boot means nothing.
         gone = run.execute(
             "DELETE FROM members WHERE group_name = ? AND NOT (boot_id = ? AND deadline_ms > ?)",
@@ -185,16 +188,10 @@ class EmbeddedGroup:
         self._grow(run, gone.rowcount)
         if gone.rowcount:
             forget_busy(run, self._name)
-
-    def _note_change(self) -> None:
-        """Report the change to other processes once the transaction has ended, so that they see it."""
-        grown, self._grown = self._grown, False
-        if grown:
-            note_change(self._db.path)
+        return gone.rowcount > 0
 
     def _grow(self, run: Transaction, by: int) -> None:
         if by:
-            self._grown = True
             run.execute(
                 "INSERT INTO groups (name, generation) VALUES (?1, ?2) "
                 "ON CONFLICT (name) DO UPDATE SET generation = generation + ?2",

@@ -24,7 +24,7 @@ READ_BYTES = 1 << 12
 
 
 def note_change(path: str) -> None:
-    """Report to the watches of the log at `path` that the members of a group have changed."""
+    """Report to the watches of the log at `path` that the members of a group have changed: after the commit."""
     try:
         os.utime(f"{path}.lock")
     except OSError as error:

@@ -11,7 +11,7 @@ Rules of this file: it knows no work and takes no lock.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeAlias
@@ -79,10 +79,10 @@ class Background:
                 one.next_ms = now_ms + one.every_ms()
                 one.work()
 
-    def end(self, *, but: Collection[str] = ()) -> None:
-        """End the threads and wait for them; not for those of these names."""
+    def end(self, *, but: str = "") -> None:
+        """End the threads and wait for them; not for the one of that name."""
         self.stop.set()
         self._repeated.clear()
         for name, thread in self._running.items():
-            if name not in but and thread is not threading.current_thread():
+            if name != but and thread is not threading.current_thread():
                 thread.join()

@@ -42,7 +42,7 @@ from standfast.stream.session.background import Background, Repeated
 from standfast.stream.session.changelog_heads import ChangelogHeads
 from standfast.stream.session.composition import make_instance
 from standfast.stream.session.external_consumer import ExternalConsumer
-from standfast.stream.session.group_thread import GROUP_THREAD, GroupThread
+from standfast.stream.session.group_thread import GroupThread
 from standfast.stream.session.instance import Instance
 from standfast.stream.session.lease import LeaseKeeper, renewed_here
 from standfast.stream.session.membership import Membership, own_directory
@@ -208,7 +208,6 @@ class SessionHost(Closing):
 
     def _undo_open(self) -> None:
         self._stop_threads()
-        self._background.end()
         if self._pipeline is not None:
             self._pipeline.close()
         self._state.close()
@@ -382,15 +381,13 @@ class SessionHost(Closing):
         if self._group_thread is not None:
             self._group_thread.wake()
         # The lease last: a round that still runs would join again after the lease had run out.
-        self._background.end(but=(LEASE_THREAD, GROUP_THREAD))
+        self._background.end(but=LEASE_THREAD)
         self._keeper.stop()
-        # Nor for the wait for other members, which may take a moment more, while others wait for the tasks.
-        self._background.end(but=(GROUP_THREAD,))
+        self._background.end()
 
     def _close_log(self) -> None:
         if self._pipeline is not None and self._pipeline.running:
             return  # a call to the log has not returned: its client must not be closed under it
-        self._background.end()
         self._heads.close()
         self._statistics_reader.close()
         self._group.close()
