@@ -203,12 +203,10 @@ class Readiness:
             assert task.restore is not None
             try:
                 task.resume_from_log(committed, local_counts=task.restore.local_counts)
-            except StateLost as refused:
-                task.fail(refused)
-                continue
-            try:
                 self._activate(task, task.restore)
                 count += 1
+            except StateLost as refused:
+                task.fail(refused)
             except (ListenerFailed, Unavailable, Corruption) as error:
                 failed[task.id] = error
         return count, failed
@@ -252,7 +250,6 @@ class Readiness:
 
     def _activate(self, task: Task, restore: Restore) -> None:
         task_id = task.id
-        task.begin_commits()
         task.move(TaskState.RUNNING)
         task.runs_since_ms = self._clock.monotonic_ms()
         task.restore = None

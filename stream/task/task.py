@@ -602,7 +602,8 @@ class Task:
         The group's commit is atomic with the log under exactly once, so it wins. At least once, the local offsets may
         be ahead of it, and count only if every changelog stood at its end when the task was opened (`local_counts`).
         Only offsets of this task's own partition and topics count: other groups have tasks of that partition, too.
-        Raises StateLost, and changes nothing, for offsets of another client and lost commits of rows without a log.
+        Raises StateLost, and changes nothing, for offsets of another client and lost commits of rows without a log;
+        Unavailable, Corruption.
         """
         committed = {at: one for at, one in offsets.items() if self.is_source(at) and not is_part(one.metadata)}
         found = start_of(
@@ -616,6 +617,9 @@ class Task:
             guarantee=self.guarantee,
             local_counts=local_counts,
         )
+        # Before the group's clocks, which an owner that took over just now may have moved past our rows: the log
+        # refuses the first commit then, and the directory keeps the times of its rows.
+        self._judges.lost_commits.begin(self.stores, self.epoch)
         self._sources, (self.stream_times, self.progress) = found.sources, found.times
         if found.restates:
             self._restates = self.commit_requested = True
@@ -624,10 +628,6 @@ class Task:
         for name, stamp in found.observed.items():
             self.stores.observe(name, stamp)
         self._committed_times = self._taken_times = self._times()
-
-    def begin_commits(self) -> None:
-        """Count the commits of this epoch from here on. Raises Unavailable, Corruption."""
-        self._judges.lost_commits.begin(self.stores, self.epoch)
 
     def close(self, later: Callable[[Callable[[], None]], None] = lambda close: close()) -> None:
         """Release log and directory; no flush, and uncommitted changes are discarded. Closing twice is fine.

@@ -93,7 +93,6 @@ METHODS: dict[str, str] = {
             "fail",
             "move",
             "open_writer",
-            "begin_commits",
             "know_outputs",
             "restate_sources",
             "resume_from_log",

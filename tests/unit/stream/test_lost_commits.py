@@ -18,7 +18,7 @@ from standfast.replication.offsets import TopicPartition
 from standfast.restore.accepted import read_accepted
 from standfast.store.file_errors import NoRoom
 from standfast.store.rocks.wal import records, wal_files
-from standfast.store.task.commit_record import CommitRecord
+from standfast.store.task.commit_record import CommitRecord, StoreTimes, read_record
 from standfast.store.task.task_stores import TaskStores
 from support.sessions import Bench
 
@@ -237,3 +237,25 @@ def test_a_record_without_numbers_is_that_of_earlier_versions_and_says_nothing(b
     assert CommitRecord.decode(record.encode(), "here").commit == -1
     counted = CommitRecord(sources={"src/0": 4}, epoch=3, commit=0)
     assert CommitRecord.decode(counted.encode(), "here") == counted
+
+
+@GUARANTEES
+def test_directory_keeps_the_times_of_its_rows_until_the_first_commit_of_an_owner(bench: Bench, guarantee: str) -> None:
+    """The group's clocks may be those of an owner that took over just now, whose rows are not in the directory."""
+    window = sf.WindowStore("win", TEXT, TEXT, retention_ms=10, window_size_ms=1)
+    stores = [window, PLAIN]
+    first = bench.active(stores=stores, guarantee=guarantee)
+    first.task(0).store("win").put("k", "v", 1_000)
+    first.task(0).commit({SRC: 1})
+    first.close()
+    bench.embedded.truncate(TopicPartition("app-win-changelog", 0), 1)  # the commit's metadata has its time alone
+    cold = bench.active("cold", stores=stores, guarantee=guarantee)
+    task = cold.task(0)
+
+    def stored() -> int:
+        return read_record(task.stores.engine, "cold").stores.get("win", StoreTimes()).observed_ms
+
+    assert (task.store("win").rows.observed_ms, stored()) == (1_000, -1)
+    task.store("plain").put("k", "v")
+    task.commit({SRC: 2})
+    assert stored() == 1_000
