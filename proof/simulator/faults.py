@@ -106,7 +106,10 @@ def draw_faults(draws: Draws, machines: int, from_ms: int, until_ms: int) -> Ite
     for number in range(1, 3 + draws.below(8, "faults")):
         yield draw_fault(draws, ("fault", number), USUAL, machines, from_ms, until_ms)
     if draws.seed % 2:
-        yield from _in_turn(draws, draws.seed // 2, FURTHER, machines, from_ms, until_ms)
+        # Two cells that are half of the table apart: few worlds have these kinds, and some cells are seldom met.
+        turn, half = draws.seed // 2, len(FURTHER) * len(PLACES) // 2
+        for one in (turn, turn + half):
+            yield from _in_turn(draws, one, FURTHER, machines, from_ms, until_ms)
 
 
 def _in_turn(
@@ -115,10 +118,10 @@ def _in_turn(
     """A fault whose kind and place its turn decides, and what brings a seldom place about."""
     cells = [(kind, place) for kind in kinds for place in PLACES]
     kind, place = cells[turn * STRIDE % len(cells)]
-    fault = draw_fault(draws, ("turn", len(kinds)), (kind,), machines, from_ms, until_ms, (place,))
+    fault = draw_fault(draws, ("turn", len(kinds), turn), (kind,), machines, from_ms, until_ms, (place,))
     fault = replace(fault, skip=fault.skip % SKIP_MAX)
     if place in AT_ONCE:
-        yield replace(fault, machine=0, at_ms=0, skip=0)
+        yield replace(fault, machine=0, at_ms=0, skip=0, stays_ms=until_ms + FURTHER_LONGEST_MS)  # another may be first
     elif place == RESTORING:
         yield replace(fault, machine=1, at_ms=from_ms, stays_ms=until_ms)
         yield Fault(Kind.KILL, machine=0, at_ms=(from_ms + until_ms) // 2, for_ms=LONGEST_MS)  # it has tasks by then
@@ -152,7 +155,8 @@ def draw_fault(
 
 def draw_rebalances(draws: Draws, machines: int, from_ms: int, until_ms: int) -> Iterator[Fault]:
     """Rebalances of the group of an application's own consumers; with `after` it takes the instance for dead."""
-    for number in range(draws.below(5, "rebalances")):
+    yield from _in_turn(draws, draws.seed // 2, (Kind.REBALANCE,), machines, from_ms, until_ms)
+    for number in range(draws.below(4, "rebalances")):
         yield draw_fault(draws, ("rebalance", number), (Kind.REBALANCE,), machines, from_ms, until_ms)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from simulator.draws import Draws
-from simulator.faults import STAYS_MS, USUAL, Fault, Kind, draw_fault, draw_faults, draw_rebalances
+from simulator.faults import RESTORING, STAYS_MS, USUAL, Fault, Kind, draw_fault, draw_faults, draw_rebalances
 from standfast.restore.gate import Policy
 from standfast.stream.task.settings import Guarantee
 
@@ -64,7 +64,7 @@ def draw_plan(seed: int) -> Plan:
     if program == DELETES:
         faults.append(draw_fault(draws, ("age",), (Kind.AGE,), machines, 1_000, FEED_MS))
     # A standby takes over at once: a fault that waits for a restore for long needs worlds without them.
-    cold = any(fault.stays_ms > STAYS_MS for fault in faults)
+    cold = any(fault.state == RESTORING and fault.stays_ms > STAYS_MS for fault in faults)
     plan = Plan(
         seed=seed,
         program=program,
@@ -88,12 +88,13 @@ def draw_plan(seed: int) -> Plan:
     if draws.seed % 2 or draws.below(4, "under a consumer"):
         return plan
     usual = [fault for fault in plan.faults if fault.kind in USUAL]
-    rebalances = draw_rebalances(draws, machines, 1_000, FEED_MS)
+    rebalances = list(draw_rebalances(draws, machines, 1_000, FEED_MS))
     return replace(
         plan,
         hosting=OWN_CONSUMER,
         program="count",
         style="kafka",
+        guarantee=BY_CALL.get(rebalances[0].call, plan.guarantee),
         client=False,
         faults=(*usual, *rebalances),
     )
