@@ -107,9 +107,8 @@ def draw_faults(draws: Draws, machines: int, from_ms: int, until_ms: int) -> Ite
         yield draw_fault(draws, ("fault", number), USUAL, machines, from_ms, until_ms)
     if draws.seed % 2:
         # Two cells that are half of the table apart: few worlds have these kinds, and some cells are seldom met.
-        turn, half = draws.seed // 2, len(FURTHER) * len(PLACES) // 2
-        for one in (turn, turn + half):
-            yield from _in_turn(draws, one, FURTHER, machines, from_ms, until_ms)
+        for turn in (draws.seed // 2, (draws.seed + len(FURTHER) * len(PLACES)) // 2):
+            yield from _in_turn(draws, turn, FURTHER, machines, from_ms, until_ms)
 
 
 def _in_turn(
@@ -119,14 +118,13 @@ def _in_turn(
     cells = [(kind, place) for kind in kinds for place in PLACES]
     kind, place = cells[turn * STRIDE % len(cells)]
     fault = draw_fault(draws, ("turn", len(kinds), turn), (kind,), machines, from_ms, until_ms, (place,))
-    fault = replace(fault, skip=fault.skip % SKIP_MAX)
     if place in AT_ONCE:
         yield replace(fault, machine=0, at_ms=0, skip=0, stays_ms=until_ms + FURTHER_LONGEST_MS)  # another may be first
     elif place == RESTORING:
         yield replace(fault, machine=1, at_ms=from_ms, stays_ms=until_ms)
         yield Fault(Kind.KILL, machine=0, at_ms=(from_ms + until_ms) // 2, for_ms=LONGEST_MS)  # it has tasks by then
     else:
-        yield fault
+        yield replace(fault, skip=fault.skip % SKIP_MAX)
 
 
 def draw_fault(

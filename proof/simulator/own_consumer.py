@@ -59,6 +59,7 @@ class ConsumerInstance(Instance):
                     raise Unborne(str(error)) from error
             consumer.close()
         except Exception as error:
+            self.app = None
             with suppress(Exception):  # the first error says why it ends
                 session.close()
             if isinstance(error, sf.ListenerFailed):

@@ -87,7 +87,6 @@ def draw_plan(seed: int) -> Plan:
     )
     if draws.seed % 2 or draws.below(4, "under a consumer"):
         return plan
-    usual = [fault for fault in plan.faults if fault.kind in USUAL]
     rebalances = list(draw_rebalances(draws, machines, 1_000, FEED_MS))
     return replace(
         plan,
@@ -96,5 +95,5 @@ def draw_plan(seed: int) -> Plan:
         style="kafka",
         guarantee=BY_CALL.get(rebalances[0].call, plan.guarantee),
         client=False,
-        faults=(*usual, *rebalances),
+        faults=(*(one for one in plan.faults if one.kind in USUAL), *rebalances),
     )
