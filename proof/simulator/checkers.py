@@ -105,7 +105,8 @@ class History:
 
     def committed_times(self, topic: str, partition: int, found: Times) -> None:
         """The stream times and progress numbers that lie beside a committed offset now."""
-        self.not_back(f"{topic}-{partition} in the log", topic, partition, found)
+        if partition not in self.unfenced:  # a late commit has the times of its offsets
+            self.not_back(f"{topic}-{partition} in the log", topic, partition, found)
         self.times.setdefault((topic, partition), {}).update(found)
 
     def not_back(self, who: str, topic: str, partition: int, found: Times) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from simulator.faults import CALLS, STATES, Kind, family_of
+from simulator.faults import PLACES, Kind, family_of
 from simulator.run import Outcome
 
 UNREACHABLE = {
@@ -19,31 +19,23 @@ class Coverage:
     """Counts of all worlds."""
 
     def __init__(self) -> None:
-        self._calls: Counter[tuple[str, str]] = Counter()
-        self._states: Counter[tuple[str, str]] = Counter()
+        self._met: Counter[tuple[str, str]] = Counter()  # by kind, and family of calls or state
 
     def add(self, outcome: Outcome) -> None:
         """Count what one world met."""
         for (kind, name), count in outcome.met.items():
-            self._calls[kind, family_of(name)] += count
-        self._states.update(outcome.states)
+            self._met[kind, family_of(name)] += count
+        self._met.update(outcome.states)
 
     def missing(self) -> list[str]:
         """Cells that can be reached and were not."""
-        kinds = [kind for kind in Kind if kind not in UNREACHABLE]
-        cells = [(kind.value, name, self._calls) for kind in kinds for name in CALLS]
-        cells += [(kind.value, name, self._states) for kind in kinds for name in STATES]
-        return [f"{kind} x {name}" for kind, name, counts in cells if not counts[kind, name]]
+        kinds = [kind.value for kind in Kind if kind not in UNREACHABLE]
+        return [f"{kind} x {name}" for kind in kinds for name in PLACES if not self._met[kind, name]]
 
     def table(self) -> str:
         """The counts as text."""
-        columns = (*CALLS, *STATES)
-        lines = [" " * 10 + "".join(f"{name.split('.')[-1].replace(' ', '-')[-10:]:>11}" for name in columns)]
+        lines = [" " * 10 + "".join(f"{name.split('.')[-1].replace(' ', '-')[-10:]:>11}" for name in PLACES)]
         for kind in Kind:
             if kind not in UNREACHABLE:
-                row = [
-                    *(self._calls[kind.value, one] for one in CALLS),
-                    *(self._states[kind.value, one] for one in STATES),
-                ]
-                lines.append(f"{kind.value:10}" + "".join(f"{count:11}" for count in row))
+                lines.append(f"{kind.value:10}" + "".join(f"{self._met[kind.value, one]:11}" for one in PLACES))
         return "\n".join(lines)

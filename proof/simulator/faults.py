@@ -118,6 +118,8 @@ def _in_turn(
     cells = [(kind, place) for kind in kinds for place in PLACES]
     kind, place = cells[turn * STRIDE % len(cells)]
     fault = draw_fault(draws, ("turn", len(kinds), turn), (kind,), machines, from_ms, until_ms, (place,))
+    if kind is Kind.TRUNCATE:  # a copy that stands still meanwhile is behind the log's new head
+        yield Fault(Kind.PAUSE, (fault.machine + 1) % machines, max(fault.at_ms - 500, from_ms), for_ms=LONGEST_MS)
     if place in AT_ONCE:
         yield replace(fault, machine=0, at_ms=0, skip=0, stays_ms=until_ms + FURTHER_LONGEST_MS)  # another may be first
     elif place == RESTORING:

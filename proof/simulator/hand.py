@@ -63,19 +63,15 @@ class Hand:
     def care(self) -> None:
         """Compact now, as brokers do when it suits them, and as a member with an embedded log does."""
         now_ms = self.log.clock.wall_ms()
-        if not self.log.kafka:
-            self._client.care(now_ms)
-            return
-        for topic in self.log.topics.values():
+        self._client.care(now_ms)  # of an embedded log
+        for topic in self.log.topics.values() if self.log.kafka else ():
             for partition in topic.partitions if "compact" in topic.policy.cleanup else ():
                 partition.clean_up(now_ms, partition.end)
         self.log.version += 1
 
     def repartitions(self) -> list[str]:
         """Names of the application's repartition topics."""
-        return [
-            name for name in self._client.admin.topic_names() if name.startswith(f"{APP}-") and "-repartition" in name
-        ]
+        return [name for name in self.topics() if name.startswith(f"{APP}-") and "-repartition" in name]
 
     def ends(self, topic: str) -> dict[TopicPartition, int]:
         """Ends as readers of committed records see them."""

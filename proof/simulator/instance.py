@@ -22,6 +22,7 @@ from simulator.programs import declare, stores_of
 from simulator.witness import Witness, rows_of, tasks_of
 from simulator.world import Machine, World
 from standfast.replication.offsets import TopicPartition
+from standfast.stream.task.states import TaskState
 
 SNAPSHOTS = sf.SnapshotPolicy(to="sim://world/state", every_records=60, keep=2)
 CHECKPOINTS = sf.SnapshotPolicy(to="sim://world/state", keep=2, checkpoint_every_ms=3_000, checkpoint_pause_ms=2_000)
@@ -97,6 +98,16 @@ class Instance:
         if self.app is None or self.app.session is None:
             return {"not open"}
         return {f"{task.role} {task.state.value}" for task in tasks_of(self.app).values()} or {"no task"}
+
+    def copies(self) -> list[str]:
+        """Role and state of each task that this process holds, however often."""
+        session = None if self.app is None else self.app.session
+        return [] if session is None else [f"{one.role} {one.state.value}" for one in session.held_tasks().values()]
+
+    def processed(self) -> dict[TopicPartition, int]:
+        """The next offset of each input that a task processes here."""
+        tasks = [one for one in tasks_of(self.app).values() if one.state is TaskState.RUNNING]
+        return {at: offset for task in tasks for at, offset in task.source_offsets().items()}
 
     def behind(self) -> str:
         """A copy here that has not read its changelog to the end; "" if there is none."""

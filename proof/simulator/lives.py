@@ -26,7 +26,7 @@ NOTED = ("reason", "kind", "why")  # what a line of the log says beside its even
 # Each kind of step, and how its steps begin: many worlds show all of them.
 KINDS: dict[str, tuple[str, ...]] = {
     "start": ("claims, new", "claims, its own", "stands by", "restores: no-local-state", "restores: resume"),
-    "loss": ("state lost: tombstones-expired", "state lost: topic-recreated", "state lost: truncated"),
+    "loss": ("state lost: tombstones-expired", "state lost: topic-recreated", "state_lost, truncated"),
     "damage": ("state lost: corrupt", "rows_unreadable", "directory_set_aside"),
     "hand-over": ("claims, of a live owner", "claims, of a dead owner", "standby ends: promoted", "task_fenced"),
     "hold": ("task_waits_for_log", "gate shuts", "standby ends: no-room"),

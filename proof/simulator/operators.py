@@ -90,6 +90,8 @@ class Operators:
             self._world.passed_ms += DAYS_MS
             for machine in self._world.machines:
                 machine.wall_offset_ms += DAYS_MS
+            for at in [one for topic in self._hand.log.topics.values() for one in topic.partitions]:
+                at.held = None  # readers see within days what is compacted
             self._hand.care()
 
     def look(self) -> None:
@@ -162,12 +164,13 @@ class Operators:
 
     def _truncate(self, fault: Fault) -> None:
         draws, log, about = self._world.draws, self._hand.log, ("topic of", fault.at_ms)
-        name = draws.choice([IN, *self._changelogs()], *about)
+        name = draws.choice([IN, *2 * self._changelogs()], *about)
         at = TopicPartition(name, draws.below(self._plan.partitions, *about, "partition"))
         found = log.partition(at)
         committed = offset_of(self._hand.committed(IN).get(at))
         end = committed if name == IN else found.visible(self._world.monotonic_ms())
-        begin = draws.below(end + 1, *about, "begin")
+        # Often close to the end: a copy is behind the head then that was away for a moment alone.
+        begin = max(end - draws.below(draws.choice((1, 9, end + 1), *about, "far"), *about, "begin"), 0)
         self._world.event(f"records of {at} below {begin} of {end} are removed")
         self._history.gone.setdefault(at, []).extend(one for one in changes(log, at) if one[0] < begin)
         found.move_begin(begin)

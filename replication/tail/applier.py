@@ -136,11 +136,15 @@ class ChangelogApplier:
         self.stage(changelog, records, next_offset)
         return self.write()
 
-    def confirm(self, changelog: TopicPartition) -> None:
-        """Give the position of a changelog the present time, since it is the log's end now; nothing else moves."""
-        name, cut = self._store(changelog), self.stores.cut
-        confirmed = cut.positions[name]._replace(at_ms=self._clock.wall_ms())
-        self.stores.apply({}, replace(cut, positions={**cut.positions, name: confirmed}))
+    def confirm(self, changelog: TopicPartition, at_ms: int) -> None:
+        """Give the position of a changelog a time at which it was the log's end; staged rows are written with it.
+
+        Not the present time: the process may have stood still for days since the end was read.
+        """
+        name = self._store(changelog)
+        self._staged_ms = min(at_ms, self._staged_ms) if self._staged else at_ms
+        self._staged[name] = self.stores.cut.positions[name].offset
+        self.write()
 
     def ingest(
         self,

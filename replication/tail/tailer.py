@@ -285,8 +285,7 @@ class Tailer:
             # Also where its time lies ahead of the clock: it would look young later, when deletes behind it are gone.
             if stored is not None and stored.offset == bounds.end and abs(now_ms - stored.at_ms) > CONFIRM_AFTER_MS:
                 try:
-                    # Without records: only the position's time moves.
-                    tailed.applier.apply(changelog, (), stored.offset)
+                    tailed.applier.confirm(changelog, now_ms)
                 except StandfastError as error:  # such as of a full disk, which is to be reported in this very round
                     failed[tailed.task] = error
         return failed

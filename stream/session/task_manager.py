@@ -296,8 +296,10 @@ class TaskManager:
         try:
             tailer.write(task.id)  # records given to the standby count, and are not read again
             planned = self.opener.plan_again(task)
-        except Unavailable:
+        except Unavailable as error:
             writer.close()  # the standby continues until the log answers
+            if task.stores.poisoned is not None:  # but takes no more writes once the disk refused one
+                self._handle(task.id, error)
             raise
         except BaseException as error:
             task.open_writer(writer)

@@ -209,7 +209,7 @@ def settle(applier: ChangelogApplier, plans: Plans, now_ms: int) -> None:
         # Later, when other owners have deleted rows, such a position would look younger than it is. Of a source topic
         # that serves as changelog, records beyond the position may be there already: only its commits stamp it.
         elif isinstance(plan, UpToDate) and stored.at_ms > now_ms and changelog not in applier.limited:
-            applier.confirm(changelog)
+            applier.confirm(changelog, now_ms)
 
 
 def refuse(task: TaskId, plans: Plans) -> None:

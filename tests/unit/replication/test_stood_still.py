@@ -56,6 +56,18 @@ def test_rows_that_a_suspended_standby_had_read_and_not_written_do_not_make_it_l
     assert rows(standby) == {"b": "1", "c": "1", "d": "1"}
 
 
+def test_a_standby_that_was_suspended_after_it_read_the_end_does_not_look_young(bench: Bench) -> None:
+    owner, standby = standby_beside_owner(bench)
+    (task,) = standby.all_tasks().values()
+    (changelog,) = task.applier.store_of
+    read_ms = bench.clock.wall_ms()  # the position is the end
+    put(owner, a=None, c="1")
+    suspended(bench, days=8)
+    task.applier.confirm(changelog, read_ms)
+    bench.settle(standby)
+    assert rows(standby) == {"b": "1", "c": "1"}
+
+
 def test_a_standby_that_was_suspended_for_less_goes_on(bench: Bench) -> None:
     owner, standby = standby_beside_owner(bench)
     put(owner, a=None, c="1")

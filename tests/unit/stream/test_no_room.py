@@ -238,6 +238,29 @@ def test_commit_under_an_external_consumer_says_disk_path_and_bytes(small_disk: 
     assert session.disk.room.text
 
 
+def test_standby_whose_promotion_meets_a_full_disk_is_opened_as_active_once_there_is_room(
+    small_disk: Mount, bench: Bench
+) -> None:
+    place = small_disk(MIB)
+    owner = bench.active(stores=[PAD])
+    standby = bench.session(str(place), stores=[PAD])
+    standby.assign(standby=[0])
+    owner.task(0).store(PAD).put("a", "x")
+    owner.task(0).commit({("in", 0): 1})
+    bench.settle(standby)
+    owner.close()
+    bench.clock.now_ms -= 1_000  # so that the promotion stamps the standby's position
+    (task,) = standby.all_tasks().values()
+    with read_only_over(place):
+        with suppress(sf.Unavailable):
+            task.stores.flush()
+        with pytest.raises(sf.Unavailable, match=f"{place}.* takes no writes"):
+            standby.assign(active=[0])
+    standby.assign(active=[0])
+    standby.wait_ready(10)
+    assert standby.task(0).store(PAD).get("a") == "x"
+
+
 def test_standby_that_only_confirms_its_position_meets_the_full_disk_and_the_instance_reports_it(
     small_disk: Mount, bench: Bench
 ) -> None:
