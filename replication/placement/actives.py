@@ -4,7 +4,8 @@
         ├── restores, far from ready, while another copy is near the end ─────────────────> that member takes it
         └── has a record of another task in hand, while an idle member's copy is near ────> that member takes it
     its disk takes no writes ── see `no_room.py` ─────────────────────────────────────────> another member, or it stays
-    it is gone ── stopped cleanly, within the grace, no standby is near the end ──────────> held until it is back
+    it is gone ── a copy has claimed the task since (`claims.py`) ────────────────────────> that member keeps it
+        ├── stopped cleanly, within the grace, no standby is near the end ────────────────> held until it is back
         ├── standbys ────────────────────────────────────> the most caught-up; of those near the end an idle one
         └── none ─────────────────────────────────────────────────────────────────────────> a member below its quota
     it comes back ── its tasks on other members, each once the copy at home is caught up ─> hand-over home (quotas.py)
@@ -91,13 +92,16 @@ class Actives:
             self._own(task, former, Reason(STAYS, {"instance": former}))
             return True
         if owner is None or owner not in look.members:
-            running = look.holder(task, None)
+            running = look.view.claimed.get(task) or look.holder(task, None)
             if former is not None and former in look.members:  # it was held for this instance
                 self._own(task, former, Reason("BACK", {"instance": former}))
                 self.moves.append(Move(MoveKind.START, task, None, former, self.why[task]))
                 return True
             if running is not None and running in look.members:
-                self._own(task, running, self._kept_reason(running))
+                if task in look.view.claimed:
+                    self._note_taken(task, former, running)
+                else:
+                    self._own(task, running, self._kept_reason(running))
                 return True
             return self._hold(task, former)
         copy = look.copies.get(task, NO_COPIES).get(owner)
@@ -262,20 +266,22 @@ class Actives:
         look = self.look
         free = []
         for task in lost:
-            former = look.former(task)
             taker = next((name for name in look.tailing(task) if self._room.left(name) > 0), None)
             if taker is None or task.group in look.view.stateless:
                 free.append(task)
-                continue
-            facts: dict[str, Fact] = {"instance": taker, **look.lag_fact(task, taker)}
-            if former is not None:
-                facts["source"] = former
-            home = self._home(task) or former
-            if home is not None and home != taker:
-                self.homes[task] = home
-            self._own(task, taker, _taken(look, task, taker, facts))
-            self.moves.append(Move(MoveKind.TAKE_OVER, task, former, taker, self.why[task]))
+            else:
+                self._note_taken(task, look.former(task), taker)
         return free
+
+    def _note_taken(self, task: TaskId, former: str | None, taker: str) -> None:
+        facts: dict[str, Fact] = {"instance": taker, **self.look.lag_fact(task, taker)}
+        if former is not None:
+            facts["source"] = former
+        home = self._home(task) or former
+        if home is not None and home != taker:
+            self.homes[task] = home
+        self._own(task, taker, _taken(self.look, task, taker, facts))
+        self.moves.append(Move(MoveKind.TAKE_OVER, task, former, taker, self.why[task]))
 
     # --- balance ----------------------------------------------------------------------------------------------------
 
@@ -472,12 +478,10 @@ class Actives:
 
 def _taken(look: Look, task: TaskId, taker: str, facts: dict[str, Fact]) -> Reason:
     """Why a standby takes the task over: the most caught-up one, or an idle one beside that."""
-    busy = [
-        (look.lag(task, name), name)
-        for name in look.tailing(task)
-        if look.copies[task][name].busy_ms > look.copies[task][taker].busy_ms
-    ]
+    copies = look.copies.get(task, NO_COPIES)
+    takers_ms = copies[taker].busy_ms if taker in copies else 0
+    busy = [(look.lag(task, name), name) for name in look.tailing(task) if copies[name].busy_ms > takers_ms]
     if not busy or min(busy)[0] > look.lag(task, taker):
         return Reason("STANDBY_TAKES", facts)
     other = min(busy)[1]
-    return Reason("IDLE_STANDBY_TAKES", {**facts, "other": other, "busy_ms": look.copies[task][other].busy_ms})
+    return Reason("IDLE_STANDBY_TAKES", {**facts, "other": other, "busy_ms": copies[other].busy_ms})

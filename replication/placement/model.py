@@ -124,7 +124,8 @@ class View:
 
     `tasks` are all tasks of the application; those of the groups in `stateless` have no stores. `moved_for_room`: tasks
     that moved a short time ago because their owner's disk took no writes, and for how many milliseconds that is past.
-    `ran`: the application is known to have run, whatever the assignment and the copies show.
+    `ran`: the application is known to have run, whatever the assignment and the copies show. `claimed`: tasks of killed
+    instances that a copy has claimed since, and its instance.
     """
 
     members: tuple[PlacedMember, ...]
@@ -135,6 +136,7 @@ class View:
     stateless: frozenset[int] = frozenset()
     moved_for_room: Mapping[TaskId, int] = field(default_factory=dict)
     ran: bool = False
+    claimed: Mapping[TaskId, str] = field(default_factory=dict)
 
 
 class Reason(NamedTuple):

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 from standfast.replication.leases import BusyWatch
 from standfast.replication.offsets import TaskId
 from standfast.replication.pauses import Left
+from standfast.replication.placement.claims import Free
 from standfast.store.clock import Clock
 from standfast.store.log import as_event, logger
 from standfast.stream.session.giving_up import give, give_all
@@ -49,8 +50,11 @@ class InstanceFacts(NamedTuple):
 class InstancePart(Protocol):
     """The tasks of one instance, as placement gives and takes them."""
 
-    def follow(self, active: frozenset[TaskId], standby: frozenset[TaskId], is_free: Callable[[TaskId], bool]) -> None:
-        """Hold these tasks and no others. An active task is opened once it `is_free`: no other instance runs it."""
+    def follow(self, active: frozenset[TaskId], standby: frozenset[TaskId], is_free: Callable[[TaskId], Free]) -> None:
+        """Hold these tasks and no others. An active task is opened once it `is_free`: no other instance runs it.
+
+        One that no live instance owns is claimed if that is so at the log as well.
+        """
         ...
 
     def facts(self) -> InstanceFacts:
@@ -83,7 +87,7 @@ class LocalPart:
         self._opened_ms = -ACTIVES_FIRST_MS
         self._busy = BusyWatch()
 
-    def follow(self, active: frozenset[TaskId], standby: frozenset[TaskId], is_free: Callable[[TaskId], bool]) -> None:
+    def follow(self, active: frozenset[TaskId], standby: frozenset[TaskId], is_free: Callable[[TaskId], Free]) -> None:
         """As in `InstancePart`."""
         instance, manager = self._instance, self._manager
         lives = manager.lives
@@ -113,11 +117,11 @@ class LocalPart:
         coming = [one for one in coming if not manager.attempts.holds_back(one)]
         manager.writers.connect(coming)  # also for those that their owner still serves
         # `is_free` last: in a worker process it begins the opening that an order numbers.
-        due = [one for one in coming if is_free(one)]
+        due = {one: free is Free.UNOWNED for one in coming if (free := is_free(one))}
         with manager.writers.opened(due):
-            for task_id in due:
-                # Its former owner reported that it runs the task no more, so it may be taken from a live member.
-                manager.take(task_id, if_free=False)
+            for task_id, if_free in due.items():
+                # Else its former owner reported that it runs the task no more: it may be taken from a live member.
+                manager.take(task_id, if_free=if_free)
         if closes:
             instance.follow_now()
             return  # others wait for the report that these tasks are free

@@ -23,7 +23,7 @@ that failed because the log was unavailable is tried again at the next tick.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from standfast.replication.leases import IDLE, Busy
 from standfast.replication.log import GroupView
@@ -31,17 +31,16 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.pauses import FAILOVER, PLANNED, Deaths, Pause, PauseWatch, newest
 from standfast.replication.placement.busy_lead import BusyLead, is_busy
 from standfast.replication.placement.checkpoint import Order, PartReport
+from standfast.replication.placement.claims import Free, claimed, orphans, to_claim
 from standfast.replication.placement.model import (
     Assignment,
     Away,
-    Copy,
-    CopyState,
-    PlacedMember,
     PlacementSettings,
     Round,
     View,
 )
 from standfast.replication.placement.no_room import Shortages
+from standfast.replication.placement.part import PartOf, has_stopped, mine_since, part_of, placed_member
 from standfast.replication.placement.place import is_changed, place
 from standfast.replication.placement.program_choice import Members, Programs
 from standfast.replication.placement.records import Generation, PlacementState, Report, instances_of
@@ -64,9 +63,6 @@ from standfast.stream.task.statistics import SessionCounters
 FIRST_LOOK_MS = 2_000  # of reading rows on disk, before an instance reports for the first time
 FENCED_MOST = 50  # writers in one round: each is a round trip to a broker, and the lease must be renewed meanwhile
 WAITS_CHARS = 2_000
-
-
-PartOf: TypeAlias = tuple[Assignment, frozenset[TaskId], frozenset[TaskId]]  # active tasks and copies of an instance
 
 
 class PlacementHost(Protocol):
@@ -141,6 +137,7 @@ class ManagedPlacement:
         self._stateless = stateless
         self._on_disk = on_disk
         self._group: GroupView | None = None  # as of the last tick
+        self._owners: Mapping[TaskId, str] = {}  # likewise
         self._members: Members = {}  # those of that view
         self._boot = boot_id()
         self._stored: Mapping[TaskId, int] = {}
@@ -208,7 +205,7 @@ class ManagedPlacement:
             self._has_looked = True
         self._topic.look()
         owners, leader = writers.owners_and_leader(instance.shared or frozenset(), self._topic.leader_id)
-        self._leader = leader
+        self._leader, self._owners = leader, owners
         self._tasks.give_way(owners)
         if self._programs.look(self.valid, members, now_ms, claimed=self._topic.claimed):
             self._wait()
@@ -450,7 +447,7 @@ class ManagedPlacement:
         warmups = {} if previous is None else previous.warmups
         busy: Mapping[str, Busy] = {} if self._group is None else self._group.busy
         self._note_gone(members, now_ms)
-        away = {name: Away(now_ms - since, _stopped(state.report(name))) for name, since in self._gone_since.items()}
+        away = {name: Away(now_ms - since, has_stopped(state.report(name))) for name, since in self._gone_since.items()}
         # This instance's own state is newer than its last report.
         able = [
             (name, traits, mine if name == me else state.report(name))
@@ -470,6 +467,7 @@ class ManagedPlacement:
             moved_for_room=self._shortages.recent(now_ms),
             # Between two programs the assignment is empty, and an application without stores has no copies.
             ran=state.valid is not None and bool(state.valid.drains or state.valid.replaced),
+            claimed={} if previous is None else claimed(self._orphans(members), previous, self._owners),
         )
 
     def _started(self, previous: Assignment | None, state: PlacementState, members: Members) -> Members:
@@ -489,14 +487,45 @@ class ManagedPlacement:
     def _follow(self, valid: Assignment, members: Members, owners: Mapping[TaskId, str], now_ms: int) -> None:
         instance = self._instance
         if self._part is None or self._part[0] is not valid:  # else ten ticks a second would look at every task
-            part = (valid, *_part_of(valid, instance.membership.member))
+            part = (valid, *part_of(valid, instance.membership.member))
             self._mine = mine_since(self._part, part, self._mine)
             self._part = part
         known = instance.shared or frozenset()  # the leader may have found new partitions of a source before
         self.misses_partitions = not known >= self._part[1] | self._part[2]
         active, standby = self._within_bound(self._part[1] & known), self._part[2] & known
+        claims = self._claims(valid, members, owners, now_ms) & standby
+        active, standby = active | claims, standby - claims
         self._begin_pauses(active, valid.generation, members, owners, now_ms)
         self._tasks.follow(active, standby, lambda task_id: self._is_free(task_id, valid.generation, members, owners))
+
+    def _claims(
+        self, valid: Assignment, members: Members, owners: Mapping[TaskId, str], now_ms: int
+    ) -> frozenset[TaskId]:
+        """The tasks of killed instances that this one's copies take over before the leader has decided."""
+        lost = {} if self.leads else self._orphans(members)
+        if not lost:
+            return frozenset()
+        me = self._instance.membership.member
+        return to_claim(
+            lost,
+            valid,
+            me,
+            members,
+            owners,
+            self._own_report(),
+            busy=IDLE if self._group is None else self._group.busy.get(me, IDLE),
+            max_tasks=self.max_tasks,
+            acceptable_lag=self._settings.acceptable_lag,
+            gone_ms={name: now_ms - since for name, since in self._gone_since.items()},
+        )
+
+    def _orphans(self, members: Members) -> dict[TaskId, str]:
+        """The tasks of instances that were killed since the valid generation, and these."""
+        if self.valid is None or self.valid.drains:
+            return {}
+        state = self._topic.state
+        gone = [name for name in self._gone_since if has_stopped(state.report(name))]
+        return orphans(self.valid.assignment, members, gone) if self._gone_since else {}
 
     def _within_bound(self, active: frozenset[TaskId]) -> frozenset[TaskId]:
         """The tasks to run: after a start with a lower bound more may be placed here, until a leader has seen it."""
@@ -513,16 +542,18 @@ class ManagedPlacement:
         wall_ms = self._topic.wall_ms()
         self._start_wait.look(valid.held, self._part[1], gone_since, now_ms=now_ms, wall_ms=wall_ms)
 
-    def _is_free(self, task_id: TaskId, generation: int, members: Members, owners: Mapping[TaskId, str]) -> bool:
+    def _is_free(self, task_id: TaskId, generation: int, members: Members, owners: Mapping[TaskId, str]) -> Free:
         """Whether no other live member runs a task, as far as it reported."""
         owner = owners.get(task_id)
-        if owner is None or owner == self._instance.membership.member or owner not in members:
-            return True
+        if owner is None or owner not in members:
+            return Free.UNOWNED
+        if owner == self._instance.membership.member:
+            return Free.GIVEN
         report = self._topic.state.report(owner)
         # Not the newest one: where instances come and go there are several in a second, and each would be waited for.
         if report is None or report.generation < self._mine.get(task_id, generation):
-            return False
-        return task_id not in report.running | report.restoring
+            return Free.NO
+        return Free.NO if task_id in report.running | report.restoring else Free.GIVEN
 
     def _begin_pauses(
         self,
@@ -546,7 +577,7 @@ class ManagedPlacement:
                 continue
             report = state.report(owner)
             # The last report of a killed owner may be older than its last opening of the task.
-            if owner not in members and not _stopped(report):
+            if owner not in members and not has_stopped(report):
                 died_ms = self._deaths.since(owner, now_ms - placed_ms)
                 since_ms = now_ms if died_ms is None else died_ms
                 self._coming.frees(task_id, FAILOVER, since_ms, generation=generation)
@@ -612,7 +643,7 @@ class ManagedPlacement:
         if self.valid is None:
             return  # instances of a version without managed placement, which read no reports
         self._part, self.round = None, None
-        self._tasks.follow(frozenset(), frozenset(), lambda _: False)
+        self._tasks.follow(frozenset(), frozenset(), lambda _: Free.NO)
         self._look_at_disk()
         self._topic.report(self._own_report())
 
@@ -629,58 +660,3 @@ def note_pause(counters: SessionCounters, task: TaskId, pause: Pause, *, worker:
 
 def _slots(missing: int) -> str:
     return f"WAITING_FOR_SLOTS: {missing} more needed: start an instance, or raise the max_tasks of one"
-
-
-def mine_since(before: PartOf | None, now: PartOf, known: Mapping[TaskId, int]) -> dict[TaskId, int]:
-    """Since which generation each active task of the part has been the instance's without a break.
-
-    Of generations that were not read one after the other, the newest: a task may have been another one's in between.
-    """
-    valid, active, _ = now
-    follows = before is not None and before[0].generation == valid.generation - 1
-    kept = before[1] if before is not None and follows else frozenset()
-    return {
-        task_id: known.get(task_id, valid.generation) if task_id in kept else valid.generation for task_id in active
-    }
-
-
-def _part_of(valid: Assignment, me: str) -> tuple[frozenset[TaskId], frozenset[TaskId]]:
-    """The active tasks of an instance, and those of which it keeps a copy."""
-    active = {task_id for task_id, name in valid.active.items() if name == me}
-    standby = {task_id for task_id, names in valid.standbys.items() if me in names}
-    standby |= {task_id for task_id, name in valid.warmups.items() if name == me}
-    standby |= {task_id for task_id, (_, old) in valid.replacing.items() if old == me}
-    return frozenset(active), frozenset(standby)
-
-
-def _stopped(report: Report | None) -> bool:
-    return report is not None and report.stopped
-
-
-def placed_member(
-    name: str,
-    traits: MemberTraits,
-    report: Report | None,
-    warmups: Mapping[TaskId, str],
-    no_room_ms: int | None,
-    busy: Busy,
-) -> PlacedMember:
-    """A live instance, as placement sees it."""
-    copies: dict[TaskId, Copy] = {}
-    if report is not None:
-        copies.update({task_id: Copy(CopyState.STORED, lag) for task_id, lag in report.stored.items()})
-        for task_id in report.lags.keys() | report.restoring:
-            state = CopyState.WARMUP if warmups.get(task_id) == name else CopyState.STANDBY
-            state = CopyState.RESTORING if task_id in report.restoring else state
-            busy_ms = busy.of_worker(report.worker_of(task_id)) if busy.numbers else 0
-            copies[task_id] = Copy(state, report.lags.get(task_id), busy_ms)
-        copies.update(dict.fromkeys(report.running, Copy(CopyState.RUNNING, 0)))
-    return PlacedMember(
-        name,
-        traits.slots,
-        traits.tags.get("rack"),
-        traits.tags,
-        copies,
-        no_room_ms=no_room_ms,
-        max_tasks=traits.max_tasks,
-    )

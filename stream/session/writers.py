@@ -12,7 +12,7 @@ Rules of this file: it opens writers and compares owners; the instance closes lo
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 
@@ -42,15 +42,15 @@ class Writers:
         self._log.prepare([self._id(task_id) for task_id in tasks])
 
     @contextmanager
-    def opened(self, tasks: Sequence[TaskId]) -> Iterator[None]:
-        """Open the writers of tasks at the same time, for the calls of `open` in this block.
+    def opened(self, tasks: Mapping[TaskId, bool]) -> Iterator[None]:
+        """Open the writers of tasks at the same time, for the calls of `open` in this block; the values are `if_free`.
 
         Each claim and fence takes several round trips to a broker; of twelve tasks in a row the first stood still until
         the last was there.
         """
         if self._log.remote and len(tasks) > 1:
             with self._threads.pool(OPENED_TOGETHER, "standfast-open") as pool:
-                self._opened = {one: pool.submit(self._open, one, if_free=False) for one in tasks}
+                self._opened = {one: pool.submit(self._open, one, if_free=free) for one, free in tasks.items()}
         try:
             yield
         finally:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.claims import Free
 from standfast.stream.workers.orders import GONE, Orders
 from standfast.stream.workers.protocol import GateOrder
 
@@ -28,7 +29,7 @@ class InstanceGate:
         self.state = GateOrder(open=False, standbys=False)
         self._opened = False  # for the present assignment
 
-    def look(self, active: frozenset[TaskId], orders: Orders, is_free: Callable[[TaskId], bool]) -> bool:
+    def look(self, active: frozenset[TaskId], orders: Orders, is_free: Callable[[TaskId], Free]) -> bool:
         """Take in the workers' reports; whether the state is another one now."""
         before = self.state
         if not active:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.claims import Free
 from standfast.replication.placement.workers import spread
 from standfast.store.errors import InvalidRequest
 
@@ -46,11 +47,15 @@ class ReportedTask(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerOrder:
-    """All tasks that a worker is to hold: active ones with the number of their opening, and standbys."""
+    """All tasks that a worker is to hold: active ones with the number of their opening, and standbys.
+
+    `unowned`: active ones that no live instance owned as they were ordered, to be claimed only if that is so still.
+    """
 
     round: int = 0
     active: Mapping[TaskId, int] = field(default_factory=dict)
     standby: frozenset[TaskId] = frozenset()
+    unowned: frozenset[TaskId] = frozenset()
 
     @property
     def tasks(self) -> frozenset[TaskId]:
@@ -115,7 +120,7 @@ class Orders:
             )
         self._place[task] = worker
 
-    def next(self, is_free: Callable[[TaskId], bool]) -> dict[int, WorkerOrder]:
+    def next(self, is_free: Callable[[TaskId], Free]) -> dict[int, WorkerOrder]:
         """The new orders, by worker; a worker that has its order already gets none.
 
         `is_free`: whether no other instance runs a task. It is asked only for tasks that would be opened.
@@ -132,28 +137,30 @@ class Orders:
             mine = [
                 task for task in self._place if self._place[task] == number and held.get(task, {number}) == {number}
             ]
-            active = {}
+            active, unowned = {}, set()
             for task in sorted(self._active.intersection(mine)):
-                opening = self._opening(worker, task, is_free)
+                opening, free = self._opening(worker, task, is_free)
                 if opening:
                     active[task] = opening
+                if free is Free.UNOWNED:
+                    unowned.add(task)
             standby = self._standby.intersection(mine)
             if (active, standby) != (last.active, last.standby):
                 self._round += 1
-                orders[number] = WorkerOrder(self._round, active, standby)
+                orders[number] = WorkerOrder(self._round, active, standby, frozenset(unowned))
                 worker.orders.append(orders[number])
         return orders
 
-    def _opening(self, worker: _Worker, task: TaskId, is_free: Callable[[TaskId], bool]) -> int:
-        """The number of the task's opening there; 0 if it may not be opened yet."""
+    def _opening(self, worker: _Worker, task: TaskId, is_free: Callable[[TaskId], Free]) -> tuple[int, Free]:
+        """The number of the task's opening there, 0 if it may not be opened yet; and how free it is for that."""
         opening = worker.orders[-1].active.get(task, 0)
         found = worker.tasks.get(task)
         if opening and not (found is not None and found.state == LOST and found.opening == opening):
-            return opening
-        if not is_free(task):
-            return 0
+            return opening, Free.UNOWNED if task in worker.orders[-1].unowned else Free.GIVEN
+        if not (free := is_free(task)):
+            return 0, free
         self._openings[task] = self._openings.get(task, 0) + 1
-        return self._openings[task]
+        return self._openings[task], free
 
     def ready(self, worker: int) -> None:
         """A new process takes orders; it holds nothing."""
@@ -196,7 +203,7 @@ class Orders:
         """The tasks that each worker has or may open; no task is of two workers."""
         return tuple(worker.may_hold for worker in self._workers)
 
-    def missing(self, is_free: Callable[[TaskId], bool]) -> dict[TaskId, str]:
+    def missing(self, is_free: Callable[[TaskId], Free]) -> dict[TaskId, str]:
         """Active tasks of the part that are to run and do not, and how far they are.
 
         Not those of which another instance has the rows: it has not closed them, or took them over.

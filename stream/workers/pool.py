@@ -22,6 +22,7 @@ from standfast.replication.leases import BusyWatch
 from standfast.replication.offsets import TaskId
 from standfast.replication.pauses import FAILOVER, Left, PauseWatch
 from standfast.replication.placement.checkpoint import part_report
+from standfast.replication.placement.claims import Free
 from standfast.replication.progress import ALLOWED, LOOP, LeaseProgress
 from standfast.store import errors
 from standfast.store.clock import Clock
@@ -165,7 +166,7 @@ class Pool:
 
     # -- part of a managed instance -----------------------------------------------------------------------------------
 
-    def follow(self, active: frozenset[TaskId], standby: frozenset[TaskId], is_free: Callable[[TaskId], bool]) -> None:
+    def follow(self, active: frozenset[TaskId], standby: frozenset[TaskId], is_free: Callable[[TaskId], Free]) -> None:
         """As in `Part`."""
         self.changed = False
         self._between.keep(active)

@@ -51,6 +51,7 @@ class HoldOrder(Shape, frozen=True, tag_field="do", tag="Hold"):
     round: int
     active: Mapping[str, int]
     standby: tuple[str, ...]
+    unowned: tuple[str, ...] = ()
 
 
 class GateOrder(Shape, frozen=True, tag_field="do", tag="Gate"):
@@ -144,13 +145,15 @@ command_line = report_line = line
 def hold(order: WorkerOrder) -> HoldOrder:
     """The message of an order."""
     active = {str(task): opening for task, opening in sorted(order.active.items())}
-    return HoldOrder(order.round, active, tuple(map(str, sorted(order.standby))))
+    standby, unowned = (tuple(map(str, sorted(tasks))) for tasks in (order.standby, order.unowned))
+    return HoldOrder(order.round, active, standby, unowned)
 
 
 def order_of(message: HoldOrder) -> WorkerOrder:
     """Inverse of `hold`. Raises ValueError."""
     active = {TaskId.parse(task): opening for task, opening in message.active.items()}
-    return WorkerOrder(message.round, active, frozenset(map(TaskId.parse, message.standby)))
+    standby, unowned = (frozenset(map(TaskId.parse, tasks)) for tasks in (message.standby, message.unowned))
+    return WorkerOrder(message.round, active, standby, unowned)
 
 
 def state(

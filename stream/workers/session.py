@@ -20,6 +20,7 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.pauses import Left, newest
 from standfast.replication.placement.checkpoint import Order as CheckpointOrder
 from standfast.replication.placement.checkpoint import PartReport
+from standfast.replication.placement.claims import Free
 from standfast.replication.progress import LeaseProgress
 from standfast.store.errors import InternalError
 from standfast.store.task.state_dir import StateDir
@@ -165,13 +166,13 @@ class WorkerSession(Session):
         self._misses_partitions = not known >= order.tasks
         self._part.follow(known.intersection(order.active), known & order.standby, self._may_open)
 
-    def _may_open(self, task_id: TaskId) -> bool:
+    def _may_open(self, task_id: TaskId) -> Free:
         opening, life = self._order.active[task_id], self.lives[task_id]
         if life.opening == opening:
-            return False
+            return Free.NO
         # Before the attempt: one that fails counts too, and the supervisor decides whether there is another.
         life.opening = opening
-        return True
+        return Free.UNOWNED if task_id in self._order.unowned else Free.GIVEN
 
     def _make_instance(self) -> Instance:
         instance = super()._make_instance()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.claims import Free
 from standfast.stream.workers.orders import ACTIVE, LOST, RUNNING, STANDBY, Orders, ReportedTask, WorkerOrder
 
 TASKS = [TaskId(group, partition) for group in range(2) for partition in range(4)]
@@ -89,10 +90,13 @@ class Workers(RuleBasedStateMachine):
                     self.hear(number)
             self.no_task_is_open_twice()
 
+    def _is_free(self, task: TaskId) -> Free:
+        return Free.NO if task in self.elsewhere else Free.GIVEN
+
     @rule()
     def tick(self) -> None:
         self.orders.want(*self.part)
-        for number, order in self.orders.next(lambda task: task not in self.elsewhere).items():
+        for number, order in self.orders.next(self._is_free).items():
             process = self.processes[number]
             if process is not None:  # else it has died just now, and the order goes nowhere
                 process.inbox.append(order)

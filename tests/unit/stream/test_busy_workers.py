@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.claims import Free
 from standfast.stream.workers.orders import ACTIVE, RUNNING, STANDBY, Orders, ReportedTask
 
 
@@ -12,7 +13,7 @@ def tasks(*numbers: int) -> frozenset[TaskId]:
 
 def follow(orders: Orders) -> list[frozenset[TaskId]]:
     """Let both workers carry out their orders; the active tasks of each."""
-    for number, order in orders.next(lambda _: True).items():
+    for number, order in orders.next(lambda _: Free.GIVEN).items():
         held = {task: ReportedTask(ACTIVE, RUNNING, 0, opening) for task, opening in order.active.items()}
         held |= {task: ReportedTask(STANDBY, STANDBY, 0, 0) for task in order.standby}
         orders.reported(number, order.round, held)

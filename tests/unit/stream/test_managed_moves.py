@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from standfast.replication.offsets import TaskId
+from standfast.replication.placement.claims import Free
 from standfast.replication.placement.model import Assignment
+from standfast.replication.placement.part import PartOf, mine_since
 from standfast.stream.session.local_part import LocalPart
-from standfast.stream.session.managed import PartOf, mine_since
 from standfast.stream.task.states import TaskState
 from support.apps import Running
 from support.placement import TASKS, Cluster, placement_of
@@ -32,10 +33,10 @@ def test_task_that_its_loop_has_let_go_is_reported_as_free_before_it_is_closed(b
     cluster.rounds(3)
     part, task = let_go(one, 1), one.session.all_tasks()[TaskId(0, 0)]
     rest = frozenset(TaskId(0, number) for number in range(1, TASKS))
-    part.follow(rest, frozenset(), lambda _: False)
+    part.follow(rest, frozenset(), lambda _: Free.NO)
     assert (task.state, part.facts().running) == (TaskState.RUNNING, rest)
     assert TaskId(0, 0) in part.facts().left, "since when no instance processes the task"
-    part.follow(rest, frozenset(), lambda _: False)
+    part.follow(rest, frozenset(), lambda _: Free.NO)
     assert task.state is TaskState.CLOSED
     assert TaskId(0, 0) in part.facts().left
 
@@ -48,7 +49,7 @@ def test_instance_opens_no_standby_in_the_round_that_frees_a_task(bench: Bench) 
     rest, first = frozenset(TaskId(0, number) for number in range(1, TASKS)), frozenset({TaskId(0, 0)})
     roles = []
     for _ in range(2):
-        part.follow(rest, first, lambda _: False)
+        part.follow(rest, first, lambda _: Free.NO)
         roles.append(one.session.all_tasks()[TaskId(0, 0)].role)
     assert roles == ["active", "standby"], "its report comes in between"
 
@@ -59,8 +60,8 @@ def test_task_that_was_given_up_and_comes_back_is_processed_on(bench: Bench) -> 
     cluster.rounds(3)
     part = let_go(one, 1)
     every = frozenset(TaskId(0, number) for number in range(TASKS))
-    part.follow(every - {TaskId(0, 0)}, frozenset(), lambda _: False)
-    part.follow(every, frozenset(), lambda _: False)
+    part.follow(every - {TaskId(0, 0)}, frozenset(), lambda _: Free.NO)
+    part.follow(every, frozenset(), lambda _: Free.NO)
     one.loop.poll_once()
     assert part.facts().running == every
     assert TaskId(0, 0) in one.loop._running

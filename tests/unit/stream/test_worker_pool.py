@@ -20,6 +20,7 @@ import standfast as sf
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.pauses import FAILOVER, PLANNED
 from standfast.replication.placement.checkpoint import Order, PartReport
+from standfast.replication.placement.claims import Free
 from standfast.store.clock import SystemClock
 from standfast.store.errors import InvalidRequest, WorkerFailed
 from standfast.stream.restart import RestartStrategy
@@ -72,7 +73,7 @@ def until(
         pool.wait(20)
         pool.poll()
         if pool.error is None:
-            pool.follow(active, standby, lambda _: True)
+            pool.follow(active, standby, lambda _: Free.GIVEN)
         return bool(found())
 
     wait_for(driven, WAIT_S)
@@ -278,7 +279,7 @@ def test_task_that_a_worker_does_not_give_back_goes_to_no_other_worker(start: St
     for _ in range(20):
         pool.wait(20)
         pool.poll()
-        pool.follow(mine, frozenset(), lambda _: True)  # one of them is to move
+        pool.follow(mine, frozenset(), lambda _: Free.GIVEN)  # one of them is to move
     assert pool.orders.may_hold(0) == mine
     assert not pool.orders.may_hold(1) & mine
 
