@@ -1,6 +1,6 @@
-"""Claims of warm copies: the tasks of a killed instance go to its copies at once, and not when the leader has decided.
+"""Claims of warm copies: the tasks of an instance that is gone go to them at once, and not when the leader has decided.
 
-    valid generation: task ── active on an instance that is gone, and did not stop in order
+    valid generation: task ── active on an instance that was killed, or has stopped
         ├── the log gave it to another live instance since ──────────────────────> that one runs it
         ├── a copy here, near the end, the first of the live ones ───────────────> claimed now, if it is free
         ├── the k-th of them ────────────────────────────────────────────────────> k times 50 ms later, likewise
@@ -35,9 +35,9 @@ class Free(IntEnum):
     GIVEN = 2  # its owner reports that it runs the task no more, or is this instance
 
 
-def orphans(valid: Assignment, members: Collection[str], stopped: Collection[str]) -> dict[TaskId, str]:
-    """The tasks of killed instances, and these: not of the `stopped` ones, whose tasks may wait for them."""
-    gone = set(valid.active.values()).difference(members).difference(stopped)
+def orphans(valid: Assignment, members: Collection[str]) -> dict[TaskId, str]:
+    """The tasks of instances that are gone, and these."""
+    gone = set(valid.active.values()).difference(members)
     return {task: owner for task, owner in valid.active.items() if owner in gone} if gone else {}
 
 

@@ -124,8 +124,8 @@ class View:
 
     `tasks` are all tasks of the application; those of the groups in `stateless` have no stores. `moved_for_room`: tasks
     that moved a short time ago because their owner's disk took no writes, and for how many milliseconds that is past.
-    `ran`: the application is known to have run, whatever the assignment and the copies show. `claimed`: tasks of killed
-    instances that a copy has claimed since, and its instance.
+    `ran`: the application is known to have run, whatever the assignment and the copies show. `claimed`: tasks of
+    instances that are gone which a copy has claimed since, and its instance.
     """
 
     members: tuple[PlacedMember, ...]

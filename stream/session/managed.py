@@ -501,7 +501,7 @@ class ManagedPlacement:
     def _claims(
         self, valid: Assignment, members: Members, owners: Mapping[TaskId, str], now_ms: int
     ) -> frozenset[TaskId]:
-        """The tasks of killed instances that this one's copies take over before the leader has decided."""
+        """The tasks of instances that are gone, which copies here take over before the leader has decided."""
         lost = {} if self.leads else self._orphans(members)
         if not lost:
             return frozenset()
@@ -520,12 +520,9 @@ class ManagedPlacement:
         )
 
     def _orphans(self, members: Members) -> dict[TaskId, str]:
-        """The tasks of instances that were killed since the valid generation, and these."""
-        if self.valid is None or self.valid.drains:
-            return {}
-        state = self._topic.state
-        gone = [name for name in self._gone_since if has_stopped(state.report(name))]
-        return orphans(self.valid.assignment, members, gone) if self._gone_since else {}
+        """The tasks of instances that are gone since the valid generation, and these."""
+        valid = self.valid
+        return {} if valid is None or valid.drains or not self._gone_since else orphans(valid.assignment, members)
 
     def _within_bound(self, active: frozenset[TaskId]) -> frozenset[TaskId]:
         """The tasks to run: after a start with a lower bound more may be placed here, until a leader has seen it."""

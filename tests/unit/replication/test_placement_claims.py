@@ -25,7 +25,7 @@ def report(**lags: int) -> Report:
 
 def claims(me: str, mine: Report, **other: Any) -> frozenset[TaskId]:
     given: dict[str, Any] = {
-        "orphans": orphans(VALID, LIVE, ()),
+        "orphans": orphans(VALID, LIVE),
         "valid": VALID,
         "members": LIVE,
         "owners": {T[0]: "dead", T[1]: "b"},
@@ -76,10 +76,9 @@ def test_copy_of_an_idle_worker_claims_beside_a_busy_one() -> None:
     assert claims("b", mine, busy=Busy(0, (700, 0))) == frozenset()
 
 
-def test_tasks_of_an_instance_that_stopped_in_order_are_the_leaders() -> None:
-    assert orphans(VALID, LIVE, ["dead"]) == {}
-    assert orphans(VALID, (*LIVE, "dead"), ()) == {}
-    assert orphans(VALID, LIVE, ()) == {T[0]: "dead"}
+def test_tasks_of_live_instances_are_not_to_be_claimed() -> None:
+    assert orphans(VALID, (*LIVE, "dead")) == {}
+    assert orphans(VALID, LIVE) == {T[0]: "dead"}
 
 
 def placed(**states: CopyState) -> tuple[PlacedMember, ...]:
