@@ -118,7 +118,10 @@ class Instance:
             if task.error is not None:
                 return f"{self.machine.name}: {task.role} {task.id} is closed: {task.error}"
             for store in task.stores.specs:
-                lag = session.read(store, task.id.partition, allow_stale=True).lag_records
+                try:
+                    lag = session.read(store, task.id.partition, allow_stale=True).lag_records
+                except sf.Closed:
+                    return f"{self.machine.name}: {task.role} {task.id} is being closed"
                 if lag:
                     return f"{self.machine.name}: {task.role} {task.id} is {lag} records behind in {store}"
         return ""
