@@ -12,6 +12,18 @@
     "managed":{"slots":1,"tags":{},...} of one that a leader assigns tasks to, which are in the placement topic
     "process":["5f0c2a9b1d3e4f60","process 17 on host-1, /srv/state/app"]; older versions write none
 
+Where a leader places the tasks, the copies of an instance that is gone do not wait for its decision:
+
+    valid generation: task ── active on an instance that is gone
+        ├── the log gave it to another live instance since ──────────────────────> that one runs it
+        ├── a copy here, near the end, the first of the live ones ───────────────> claimed now, if it is free
+        ├── the k-th of them ────────────────────────────────────────────────────> k times 50 ms later, likewise
+        └── none ────────────────────────────────────────────────────────────────> the leader decides
+
+    claimed ──> it runs here, beside the generation ──> the next one of the leader, which reads the claim and keeps it
+
+Where the leader decides before it reads a claim, and gives the task to another copy, the task moves again, in order.
+
 Rules of this file: pure; no group, clock or lease. A member in the view is live: its lease has not run out. Two
 members may see different views for a moment; the log's `writer(..., if_free=True)` then lets only one of them win.
 """
@@ -19,8 +31,9 @@ members may see different views for a moment; the log's `writer(..., if_free=Tru
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from enum import IntEnum
 from types import MappingProxyType
 from typing import Any
 
@@ -30,6 +43,15 @@ from standfast.replication.offsets import TaskId
 from standfast.store.errors import InvalidRequest
 
 FORMAT = 1
+TURN_MS = 50  # between the claims of two copies: the first one is in the log by then
+
+
+class Free(IntEnum):
+    """Whether a task may be opened here, as far as the group and the reports of its members say."""
+
+    NO = 0
+    UNOWNED = 1  # no live instance owns it: it is claimed only if that is so at the log as well
+    GIVEN = 2  # its owner reports that it runs the task no more, or is this instance
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,3 +192,45 @@ def _taker(task: TaskId, members: Mapping[str, MemberPlan], busy: Mapping[str, B
         return busy.get(member, IDLE).of_worker(None), member
 
     return min(standing_by, key=rank, default=None) or min(takes_any, key=rank, default=None)
+
+
+def orphans(active: Mapping[TaskId, str], members: Collection[str]) -> dict[TaskId, str]:
+    """The tasks of a generation whose instances are gone, and these."""
+    gone = set(active.values()).difference(members)
+    return {task: owner for task, owner in active.items() if owner in gone} if gone else {}
+
+
+def claimed(
+    orphans: Iterable[TaskId], standbys: Mapping[TaskId, Sequence[str]], owners: Mapping[TaskId, str]
+) -> dict[TaskId, str]:
+    """Those of the tasks that a copy has claimed by the log, and its instance."""
+    found = ((task, owners.get(task)) for task in orphans)
+    return {task: owner for task, owner in found if owner is not None and owner in standbys.get(task, ())}
+
+
+def to_claim(
+    orphans: Mapping[TaskId, str],
+    standbys: Mapping[TaskId, Sequence[str]],
+    me: str,
+    members: Collection[str],
+    owners: Mapping[TaskId, str],
+    *,
+    ready: Collection[TaskId],
+    places: int | None,
+    gone_ms: Mapping[str, int],
+) -> frozenset[TaskId]:
+    """The tasks that instance `me` is to run before the leader has decided.
+
+    `ready`: tasks whose copies here are near the end and can begin now; `places`: how many more it takes, None: any
+    number; `gone_ms`: for how long each instance has been gone, as far as this one has seen.
+    """
+    kept, coming = [], []
+    for task, owner in sorted(orphans.items()):
+        copies = [name for name in standbys.get(task, ()) if name in members]
+        if me not in copies:
+            continue
+        if owners.get(task) == me:
+            kept.append(task)
+        elif task in ready and owners.get(task) not in members and gone_ms.get(owner, 0) >= TURN_MS * copies.index(me):
+            coming.append(task)
+    return frozenset([*kept, *(coming if places is None else coming[: max(places, 0)])])

@@ -4,7 +4,7 @@
         ├── restores, far from ready, while another copy is near the end ─────────────────> that member takes it
         └── has a record of another task in hand, while an idle member's copy is near ────> that member takes it
     its disk takes no writes ── see `no_room.py` ─────────────────────────────────────────> another member, or it stays
-    it is gone ── a copy has claimed the task since (`claims.py`) ────────────────────────> that member keeps it
+    it is gone ── a copy has claimed the task since (`takeover.py`) ──────────────────────> that member keeps it
         ├── stopped cleanly, within the grace, no standby is near the end ────────────────> held until it is back
         ├── standbys ────────────────────────────────────> the most caught-up; of those near the end an idle one
         └── none ─────────────────────────────────────────────────────────────────────────> a member below its quota
@@ -68,7 +68,7 @@ class Actives:
         if look.short and not look.members:
             self.why |= dict.fromkeys(lost, Reason("WAITS_FOR_ROOM", {}))
             return
-        self._balance(self._take_over(self._with_places(lost)))
+        self._balance([task for task in self._with_places(lost) if not self._takes_over(task)])
 
     def after(self) -> dict[TaskId, str]:
         """The instance that must close each task before its active opens it."""
@@ -99,7 +99,7 @@ class Actives:
                 return True
             if running is not None and running in look.members:
                 if task in look.view.claimed:
-                    self._note_taken(task, former, running)
+                    self._takes_over(task, running)
                 else:
                     self._own(task, running, self._kept_reason(running))
                 return True
@@ -261,27 +261,22 @@ class Actives:
         self.why.update(dict.fromkeys(lost[places:], Reason("WAITING_FOR_SLOTS", facts)))
         return lost[:places]
 
-    def _take_over(self, lost: Iterable[TaskId]) -> list[TaskId]:
-        """Give lost tasks to their standbys; returns those without one."""
+    def _takes_over(self, task: TaskId, taker: str | None = None) -> bool:
+        """Give a lost task to its standby, the one that has claimed it (`taker`) or the best; False if it has none."""
         look = self.look
-        free = []
-        for task in lost:
-            taker = next((name for name in look.tailing(task) if self._room.left(name) > 0), None)
-            if taker is None or task.group in look.view.stateless:
-                free.append(task)
-            else:
-                self._note_taken(task, look.former(task), taker)
-        return free
-
-    def _note_taken(self, task: TaskId, former: str | None, taker: str) -> None:
-        facts: dict[str, Fact] = {"instance": taker, **self.look.lag_fact(task, taker)}
+        taker = taker or next((name for name in look.tailing(task) if self._room.left(name) > 0), None)
+        if taker is None or task.group in look.view.stateless:
+            return False
+        former = look.former(task)
+        facts: dict[str, Fact] = {"instance": taker, **look.lag_fact(task, taker)}
         if former is not None:
             facts["source"] = former
         home = self._home(task) or former
         if home is not None and home != taker:
             self.homes[task] = home
-        self._own(task, taker, _taken(self.look, task, taker, facts))
+        self._own(task, taker, _taken(look, task, taker, facts))
         self.moves.append(Move(MoveKind.TAKE_OVER, task, former, taker, self.why[task]))
+        return True
 
     # --- balance ----------------------------------------------------------------------------------------------------
 

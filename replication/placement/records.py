@@ -22,6 +22,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
+from standfast.replication.leases import Busy
 from standfast.replication.log import Outgoing, Record
 from standfast.replication.offsets import TaskId
 from standfast.replication.pauses import Left, Pause
@@ -42,10 +43,11 @@ from standfast.replication.placement.checkpoint import (
 )
 from standfast.replication.placement.explained import MOVES, REASONS_KEY, read_reasons
 from standfast.replication.placement.formats import FORMAT, read_known
-from standfast.replication.placement.model import Assignment
+from standfast.replication.placement.model import Assignment, Copy, CopyState, PlacedMember
 from standfast.replication.placement.task_ranges import parse_ranges, task_ranges
 from standfast.replication.programs import GroupShape, Shapes, bounded
 from standfast.replication.shapes import Count, Shape, dump, read
+from standfast.replication.takeover import MemberTraits
 from standfast.store.errors import Corruption, InvalidRequest
 
 RECORD_BYTES_MAX = 500_000  # half of a broker's default for one record
@@ -418,6 +420,35 @@ class PlacementState:
             self.moves.pop(key, None)
         else:
             self.moves[key] = value
+
+
+def placed_member(
+    name: str,
+    traits: MemberTraits,
+    report: Report | None,
+    warmups: Mapping[TaskId, str],
+    no_room_ms: int | None,
+    busy: Busy,
+) -> PlacedMember:
+    """A live instance, as placement sees it."""
+    copies: dict[TaskId, Copy] = {}
+    if report is not None:
+        copies.update({task_id: Copy(CopyState.STORED, lag) for task_id, lag in report.stored.items()})
+        for task_id in report.lags.keys() | report.restoring:
+            state = CopyState.WARMUP if warmups.get(task_id) == name else CopyState.STANDBY
+            state = CopyState.RESTORING if task_id in report.restoring else state
+            busy_ms = busy.of_worker(report.worker_of(task_id)) if busy.numbers else 0
+            copies[task_id] = Copy(state, report.lags.get(task_id), busy_ms)
+        copies.update(dict.fromkeys(report.running, Copy(CopyState.RUNNING, 0)))
+    return PlacedMember(
+        name,
+        traits.slots,
+        traits.tags.get("rack"),
+        traits.tags,
+        copies,
+        no_room_ms=no_room_ms,
+        max_tasks=traits.max_tasks,
+    )
 
 
 def _checked(what: str, value: bytes) -> bytes:

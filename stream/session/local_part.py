@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 from standfast.replication.leases import BusyWatch
 from standfast.replication.offsets import TaskId
 from standfast.replication.pauses import Left
-from standfast.replication.placement.claims import Free
+from standfast.replication.takeover import Free
 from standfast.store.clock import Clock
 from standfast.store.log import as_event, logger
 from standfast.stream.session.giving_up import give, give_all

@@ -23,7 +23,7 @@ that failed because the log was unavailable is tried again at the next tick.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from standfast.replication.leases import IDLE, Busy
 from standfast.replication.log import GroupView
@@ -31,7 +31,6 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.pauses import FAILOVER, PLANNED, Deaths, Pause, PauseWatch, newest
 from standfast.replication.placement.busy_lead import BusyLead, is_busy
 from standfast.replication.placement.checkpoint import Order, PartReport
-from standfast.replication.placement.claims import Free, claimed, orphans, to_claim
 from standfast.replication.placement.model import (
     Assignment,
     Away,
@@ -40,15 +39,20 @@ from standfast.replication.placement.model import (
     View,
 )
 from standfast.replication.placement.no_room import Shortages
-from standfast.replication.placement.part import PartOf, has_stopped, mine_since, part_of, placed_member
 from standfast.replication.placement.place import is_changed, place
 from standfast.replication.placement.program_choice import Members, Programs
-from standfast.replication.placement.records import Generation, PlacementState, Report, instances_of
+from standfast.replication.placement.records import (
+    Generation,
+    PlacementState,
+    Report,
+    instances_of,
+    placed_member,
+)
 from standfast.replication.placement.seen import PlacementSnapshot
 from standfast.replication.placement.start_wait import StartWait
 from standfast.replication.placement.topic import PlacementTopic
 from standfast.replication.programs import Shapes
-from standfast.replication.takeover import MemberTraits, plans
+from standfast.replication.takeover import Free, MemberTraits, claimed, orphans, plans, to_claim
 from standfast.store.clock import boot_id
 from standfast.store.errors import Fenced, StandfastError
 from standfast.store.log import as_event, logger
@@ -63,6 +67,9 @@ from standfast.stream.task.statistics import SessionCounters
 FIRST_LOOK_MS = 2_000  # of reading rows on disk, before an instance reports for the first time
 FENCED_MOST = 50  # writers in one round: each is a round trip to a broker, and the lease must be renewed meanwhile
 WAITS_CHARS = 2_000
+
+
+PartOf: TypeAlias = tuple[Assignment, frozenset[TaskId], frozenset[TaskId]]  # active tasks and copies of an instance
 
 
 class PlacementHost(Protocol):
@@ -447,7 +454,7 @@ class ManagedPlacement:
         warmups = {} if previous is None else previous.warmups
         busy: Mapping[str, Busy] = {} if self._group is None else self._group.busy
         self._note_gone(members, now_ms)
-        away = {name: Away(now_ms - since, has_stopped(state.report(name))) for name, since in self._gone_since.items()}
+        away = {name: Away(now_ms - since, _stopped(state.report(name))) for name, since in self._gone_since.items()}
         # This instance's own state is newer than its last report.
         able = [
             (name, traits, mine if name == me else state.report(name))
@@ -467,7 +474,7 @@ class ManagedPlacement:
             moved_for_room=self._shortages.recent(now_ms),
             # Between two programs the assignment is empty, and an application without stores has no copies.
             ran=state.valid is not None and bool(state.valid.drains or state.valid.replaced),
-            claimed={} if previous is None else claimed(self._orphans(members), previous, self._owners),
+            claimed={} if previous is None else claimed(self._orphans(members), previous.standbys, self._owners),
         )
 
     def _started(self, previous: Assignment | None, state: PlacementState, members: Members) -> Members:
@@ -487,7 +494,7 @@ class ManagedPlacement:
     def _follow(self, valid: Assignment, members: Members, owners: Mapping[TaskId, str], now_ms: int) -> None:
         instance = self._instance
         if self._part is None or self._part[0] is not valid:  # else ten ticks a second would look at every task
-            part = (valid, *part_of(valid, instance.membership.member))
+            part = (valid, *_part_of(valid, instance.membership.member))
             self._mine = mine_since(self._part, part, self._mine)
             self._part = part
         known = instance.shared or frozenset()  # the leader may have found new partitions of a source before
@@ -505,24 +512,26 @@ class ManagedPlacement:
         lost = {} if self.leads else self._orphans(members)
         if not lost:
             return frozenset()
-        me = self._instance.membership.member
+        me, mine, most = self._instance.membership.member, self._own_report(), self.max_tasks
+        busy = IDLE if self._group is None else self._group.busy.get(me, IDLE)
+        near = [task for task, lag in mine.lags.items() if lag <= self._settings.acceptable_lag]
+        # A copy beside a record in hand would begin after that record.
+        ready = {task for task in near if not busy.of_worker(mine.worker_of(task))} - mine.restoring
         return to_claim(
             lost,
-            valid,
+            valid.standbys,
             me,
             members,
             owners,
-            self._own_report(),
-            busy=IDLE if self._group is None else self._group.busy.get(me, IDLE),
-            max_tasks=self.max_tasks,
-            acceptable_lag=self._settings.acceptable_lag,
+            ready=() if mine.no_room else ready,
+            places=None if most is None else most - len(mine.running | mine.restoring),
             gone_ms={name: now_ms - since for name, since in self._gone_since.items()},
         )
 
     def _orphans(self, members: Members) -> dict[TaskId, str]:
         """The tasks of instances that are gone since the valid generation, and these."""
-        valid = self.valid
-        return {} if valid is None or valid.drains or not self._gone_since else orphans(valid.assignment, members)
+        valid = self.valid if self._gone_since else None
+        return {} if valid is None or valid.drains else orphans(valid.assignment.active, members)
 
     def _within_bound(self, active: frozenset[TaskId]) -> frozenset[TaskId]:
         """The tasks to run: after a start with a lower bound more may be placed here, until a leader has seen it."""
@@ -574,7 +583,7 @@ class ManagedPlacement:
                 continue
             report = state.report(owner)
             # The last report of a killed owner may be older than its last opening of the task.
-            if owner not in members and not has_stopped(report):
+            if owner not in members and not _stopped(report):
                 died_ms = self._deaths.since(owner, now_ms - placed_ms)
                 since_ms = now_ms if died_ms is None else died_ms
                 self._coming.frees(task_id, FAILOVER, since_ms, generation=generation)
@@ -657,3 +666,29 @@ def note_pause(counters: SessionCounters, task: TaskId, pause: Pause, *, worker:
 
 def _slots(missing: int) -> str:
     return f"WAITING_FOR_SLOTS: {missing} more needed: start an instance, or raise the max_tasks of one"
+
+
+def mine_since(before: PartOf | None, now: PartOf, known: Mapping[TaskId, int]) -> dict[TaskId, int]:
+    """Since which generation each active task of the part has been the instance's without a break.
+
+    Of generations that were not read one after the other, the newest: a task may have been another one's in between.
+    """
+    valid, active, _ = now
+    follows = before is not None and before[0].generation == valid.generation - 1
+    kept = before[1] if before is not None and follows else frozenset()
+    return {
+        task_id: known.get(task_id, valid.generation) if task_id in kept else valid.generation for task_id in active
+    }
+
+
+def _part_of(valid: Assignment, me: str) -> tuple[frozenset[TaskId], frozenset[TaskId]]:
+    """The active tasks of an instance, and those of which it keeps a copy."""
+    active = {task_id for task_id, name in valid.active.items() if name == me}
+    standby = {task_id for task_id, names in valid.standbys.items() if me in names}
+    standby |= {task_id for task_id, name in valid.warmups.items() if name == me}
+    standby |= {task_id for task_id, (_, old) in valid.replacing.items() if old == me}
+    return frozenset(active), frozenset(standby)
+
+
+def _stopped(report: Report | None) -> bool:
+    return report is not None and report.stopped

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.claims import Free
+from standfast.replication.takeover import Free
 from standfast.stream.workers.orders import GONE, Orders
 from standfast.stream.workers.protocol import GateOrder
 

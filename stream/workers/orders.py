@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.claims import Free
 from standfast.replication.placement.workers import spread
+from standfast.replication.takeover import Free
 from standfast.store.errors import InvalidRequest
 
 RUNNING, RESTORING, STANDBY, LOST = "running", "restoring", "standby", "lost"

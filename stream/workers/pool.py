@@ -22,8 +22,8 @@ from standfast.replication.leases import BusyWatch
 from standfast.replication.offsets import TaskId
 from standfast.replication.pauses import FAILOVER, Left, PauseWatch
 from standfast.replication.placement.checkpoint import part_report
-from standfast.replication.placement.claims import Free
 from standfast.replication.progress import ALLOWED, LOOP, LeaseProgress
+from standfast.replication.takeover import Free
 from standfast.store import errors
 from standfast.store.clock import Clock
 from standfast.store.errors import BadConfig, StandfastError, Unavailable, WorkerFailed

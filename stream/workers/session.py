@@ -20,8 +20,8 @@ from standfast.replication.offsets import TaskId
 from standfast.replication.pauses import Left, newest
 from standfast.replication.placement.checkpoint import Order as CheckpointOrder
 from standfast.replication.placement.checkpoint import PartReport
-from standfast.replication.placement.claims import Free
 from standfast.replication.progress import LeaseProgress
+from standfast.replication.takeover import Free
 from standfast.store.errors import InternalError
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.session.background import Repeated

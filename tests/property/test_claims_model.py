@@ -4,7 +4,7 @@
     look, act  of a copy: what it reads of group, log and placement; then its claim, and what it gives up
     look, act  of the leader: what it reads; then the generation that it publishes
 
-The log decides about a claim at its time, by the members of that time. The rules are the product's own (`claims.py`,
+The log decides about a claim at its time, by the members of that time. The rules are the product's own (`takeover.py`,
 `place`). Looks and acts of one instance keep their order; between them anything may happen.
 """
 
@@ -14,9 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from standfast.replication.leases import IDLE
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.claims import TURN_MS, claimed, orphans, to_claim
 from standfast.replication.placement.model import (
     Assignment,
     Away,
@@ -27,7 +25,7 @@ from standfast.replication.placement.model import (
     View,
 )
 from standfast.replication.placement.place import is_changed, place
-from standfast.replication.placement.records import Report
+from standfast.replication.takeover import TURN_MS, claimed, orphans, to_claim
 
 T = TaskId(0, 0)
 OWNER, FIRST, SECOND, LEADER = "o", "f", "s", "z"
@@ -69,11 +67,11 @@ class World:
         members, owner, runs, valid = self.seen.pop(name)
         if owner != name and name in self.runs:
             self.runs -= {name}  # it has seen a newer owner
-        mine = Report(running=frozenset((T,)) if name in self.runs else frozenset(), lags={T: 0})
-        wanted = valid.active.get(T) == name or T in to_claim(
-            orphans(valid, members), valid, name, members, {T: owner}, mine,
-            busy=IDLE, max_tasks=None, acceptable_lag=0, gone_ms={OWNER: TURN_MS},
-        )  # fmt: skip
+        lost = orphans(valid.active, members)
+        claims = to_claim(
+            lost, valid.standbys, name, members, {T: owner}, ready=(T,), places=None, gone_ms={OWNER: TURN_MS}
+        )
+        wanted = valid.active.get(T) == name or T in claims
         if not wanted:
             self.runs -= {name}
         elif name not in self.runs and (owner not in members or owner == name or owner not in runs):
@@ -96,7 +94,7 @@ class World:
                 settings=PlacementSettings(standby_replicas=2),
                 previous=valid,
                 away={name: Away(0) for name in {OWNER} - members},
-                claimed=claimed(orphans(valid, members), valid, {T: owner}),
+                claimed=claimed(orphans(valid.active, members), valid.standbys, {T: owner}),
             )
         ).assignment
         if is_changed(valid, found):

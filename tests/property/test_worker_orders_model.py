@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.claims import Free
+from standfast.replication.takeover import Free
 from standfast.stream.workers.orders import ACTIVE, LOST, RUNNING, STANDBY, Orders, ReportedTask, WorkerOrder
 
 TASKS = [TaskId(group, partition) for group in range(2) for partition in range(4)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.claims import Free
+from standfast.replication.takeover import Free
 from standfast.stream.workers.orders import ACTIVE, RUNNING, STANDBY, Orders, ReportedTask
 
 

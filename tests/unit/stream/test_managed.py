@@ -16,8 +16,7 @@ from standfast.ops.observe.status import not_ready_reasons
 from standfast.replication.leases import Busy
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.model import Copy, CopyState
-from standfast.replication.placement.part import placed_member
-from standfast.replication.placement.records import Report
+from standfast.replication.placement.records import Report, placed_member
 from standfast.replication.takeover import MemberTraits
 from standfast.stream.session.local_part import LEAVE_EVERY_MS, LocalPart, leaving_at_once
 from standfast.stream.task.states import TaskState

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from standfast.replication.placement.claims import TURN_MS
+from standfast.replication.takeover import TURN_MS
 from standfast.stream.task.states import TaskState
 from support.apps import Running
 from support.placement import TASKS, Cluster, placement_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from standfast.replication.offsets import TaskId
-from standfast.replication.placement.claims import Free
 from standfast.replication.placement.model import Assignment
-from standfast.replication.placement.part import PartOf, mine_since
+from standfast.replication.takeover import Free
 from standfast.stream.session.local_part import LocalPart
+from standfast.stream.session.managed import PartOf, mine_since
 from standfast.stream.task.states import TaskState
 from support.apps import Running
 from support.placement import TASKS, Cluster, placement_of

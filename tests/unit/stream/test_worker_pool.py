@@ -20,7 +20,7 @@ import standfast as sf
 from standfast.replication.offsets import TaskId, TopicPartition
 from standfast.replication.pauses import FAILOVER, PLANNED
 from standfast.replication.placement.checkpoint import Order, PartReport
-from standfast.replication.placement.claims import Free
+from standfast.replication.takeover import Free
 from standfast.store.clock import SystemClock
 from standfast.store.errors import InvalidRequest, WorkerFailed
 from standfast.stream.restart import RestartStrategy
