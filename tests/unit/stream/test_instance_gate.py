@@ -9,6 +9,7 @@ import pytest
 
 import standfast as sf
 from standfast.replication.offsets import TaskId
+from standfast.replication.takeover import Free
 from standfast.restore.gate import Gate as RestoreGate
 from standfast.store.task.state_dir import StateDir
 from standfast.stream.task.states import TaskState
@@ -41,12 +42,15 @@ class Supervised:
     def want(self, active: frozenset[TaskId], standby: frozenset[TaskId] = frozenset()) -> None:
         self.active = active
         self.orders.want(active, standby)
-        self.orders.next(self.free.__contains__)
+        self.orders.next(self._is_free)
+
+    def _is_free(self, task: TaskId) -> Free:
+        return Free.GIVEN if task in self.free else Free.NO
 
     def look(self, *reports: dict[TaskId, ReportedTask]) -> GateOrder:
         for worker, tasks in enumerate(reports):
             self.orders.reported(worker, 0, tasks)
-        self.gate.look(self.active, self.orders, self.free.__contains__)
+        self.gate.look(self.active, self.orders, self._is_free)
         return self.gate.state
 
 

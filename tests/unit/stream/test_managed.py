@@ -17,7 +17,7 @@ from standfast.replication.leases import Busy
 from standfast.replication.offsets import TaskId
 from standfast.replication.placement.model import Copy, CopyState
 from standfast.replication.placement.records import Report, placed_member
-from standfast.replication.takeover import MemberTraits
+from standfast.replication.takeover import Free, MemberTraits
 from standfast.stream.session.local_part import LEAVE_EVERY_MS, LocalPart, leaving_at_once
 from standfast.stream.task.states import TaskState
 from support.apps import Running
@@ -112,8 +112,8 @@ def test_tasks_leave_one_after_the_other_and_are_served_until_their_turn(bench: 
     wanted = frozenset(TaskId(0, number) for number in range(3, TASKS))
     left = []
     for _ in range(3):
-        part.follow(wanted, frozenset(), lambda task_id: True)
-        part.follow(wanted, frozenset(), lambda task_id: True)  # a second round at the same time lets no further one go
+        part.follow(wanted, frozenset(), lambda _: Free.GIVEN)
+        part.follow(wanted, frozenset(), lambda _: Free.GIVEN)  # a second round at the same time lets no further one go
         one.loop.poll_once()
         left.append(TASKS - len(one.loop._running))
         bench.clock.advance(LEAVE_EVERY_MS)
@@ -203,8 +203,8 @@ def test_failed_task_whose_move_is_taken_back_is_opened_again(bench: Bench) -> N
     one.loop.poll_once()
     one.session.open_later(failed, "the log does not answer", 200)
     part = LocalPart(one.session._instance, bench.clock)
-    part.follow(every - {gone}, frozenset(), lambda task_id: True)
-    part.follow(every, frozenset(), lambda task_id: True)
+    part.follow(every - {gone}, frozenset(), lambda _: Free.GIVEN)
+    part.follow(every, frozenset(), lambda _: Free.GIVEN)
     assert one.session.all_tasks()[gone] is failed
     bench.clock.advance(200)
     cluster.rounds(3)

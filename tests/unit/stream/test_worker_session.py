@@ -20,7 +20,7 @@ from standfast.stream.session.local_part import ACTIVES_FIRST_MS
 from standfast.stream.snapshot_counts import SnapshotCounts
 from standfast.stream.workers.care import InstanceCare
 from standfast.stream.workers.orders import ACTIVE, LOST, RUNNING, STANDBY, ReportedTask, WorkerOrder
-from standfast.stream.workers.protocol import GateOrder
+from standfast.stream.workers.protocol import GateOrder, hold, order_of
 from standfast.stream.workers.session import WorkerSession
 from support.sessions import Bench, lock_held
 from support.worker_sessions import worker_session
@@ -65,6 +65,19 @@ def test_worker_holds_exactly_the_tasks_of_its_order_and_reports_the_round_of_it
     assert found == {T0: ReportedTask(ACTIVE, RUNNING, 0, 1), T1: ReportedTask("standby", STANDBY, 0, 0)}
     assert worker.report()[0] == 3
     assert instance.follow(worker, WorkerOrder(4, {}, frozenset())) == {}
+
+
+def test_unowned_task_that_another_live_instance_has_taken_is_left_to_it(instance: Instance) -> None:
+    other = instance.bench.active("b")
+    worker = instance.worker()
+    order = WorkerOrder(1, {T0: 1}, frozenset({T1}), frozenset({T0}))
+    assert order_of(hold(order)) == order
+    assert instance.follow(worker, order)[T0] == ReportedTask(ACTIVE, LOST, 0, 1)
+    other.task(0).store("kv").put("a", "1")
+    other.task(0).commit()
+    assert instance.follow(worker, WorkerOrder(2, {T0: 2}))[T0].state == RUNNING, (
+        "the owner has reported that it is free"
+    )
 
 
 def test_standby_is_opened_once_the_active_tasks_of_the_same_order_run(instance: Instance) -> None:
