@@ -140,9 +140,9 @@ def test_killed_instance_is_replaced_in_time_beside_a_leader_whose_interpreter_i
         tasks = placed.tasks()
         trio.occupy(tasks["a"][0])
         took_s = trio.results_after_kill("b", tasks["b"])
-        assert took_s <= LEASE_MS / 1_000 + LATE_S
-        assert "this instance takes the lead" in trio.said("c")
-        assert set(tasks["b"]) <= set(placed.tasks()["c"])
+        assert took_s <= LEASE_MS / 1_000 + LATE_S  # its copies do not wait for a leader; one comes all the same
+        wait_for(lambda: "this instance takes the lead" in trio.said("c"), PATIENCE_S)
+        wait_for(lambda: set(tasks["b"]) <= set(placed.tasks()["c"]), PATIENCE_S)
 
 
 @pytest.mark.long
