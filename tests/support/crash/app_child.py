@@ -117,7 +117,7 @@ class Teller(Listener):
         self.noted.pop(str(task), None)  # opened, or failed: uncommitted clicks are forgotten
         if state in ("running", "standby") and task not in self.here:
             self.here.add(task)
-            if len([one for one in self.here if one.group != STATELESS]) == TASKS - 1:
+            if len([one for one in list(self.here) if one.group != STATELESS]) == TASKS - 1:  # another thread may add
                 say("ready")
 
     def on_state_lost(self, task: TaskId, reason: str) -> None:
