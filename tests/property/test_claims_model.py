@@ -1,8 +1,8 @@
 """Every order of a death that may be none, two copies that claim, and a leader that decides: one owner in the end.
 
     word       the lease process of the owner `o` removes it from the group          back    it joins again, alive
-    look, act  of a copy: what it reads of group, log and placement; then its claim, and what it gives up
-    look, act  of the leader: what it reads; then the generation that it publishes
+    look, act  of a copy: its reads of group, log and placement; then its claim, or the end of its run
+    look, act  of the leader: its reads; then the generation that it publishes
 
 The log decides about a claim at its time, by the members of that time. The rules are the product's own (`takeover.py`,
 `place`). Looks and acts of one instance keep their order; between them anything may happen.
