@@ -350,6 +350,7 @@ class TaskOpener:
 
     def plan_again(self, task: Task) -> tuple[Ranges, bool] | Loss:
         """Plan a promoted standby: the ranges left to restore, or the lost part of its state."""
+        looked_ms = self._clock.wall_ms()  # before the ends are read, as `settle` stamps positions with it
         try:
             plans = self._planner.plans(
                 task.stores, task.applier, _topic_infos(self.log.admin, task.applier), owner=True
@@ -362,7 +363,7 @@ class TaskOpener:
         lost = lost_stores(plans, task.applier)
         if lost:
             return Loss(lost, planned=True, keep=keep(plans))
-        settle(task.applier, plans, self._clock.wall_ms())
+        settle(task.applier, plans, looked_ms)
         return _ranges(plans, task.applier, {}), all_at_end(plans)
 
     def rows_on_disk(self) -> RowsOnDisk:
@@ -400,6 +401,7 @@ class TaskOpener:
             if self._snapshots is not None:
                 self._snapshots.refill(task, stores, lost, self._of_snapshots(task, topics)[1])
             applier = self._applier(task, stores, topics)
+            looked_ms = self._clock.wall_ms()
             plans = self._planner.plans(stores, applier, topics, owner=owner)
             if owner:
                 self._refuse_foreign(task, stores, applier, plans)
@@ -411,7 +413,7 @@ class TaskOpener:
                 stores.close()
                 return Loss(found, planned=True, keep=keep(plans))
             opened = self._task(task, stores, applier)
-            settle(applier, plans, self._clock.wall_ms())
+            settle(applier, plans, looked_ms)
         except Corruption as damage:
             stores.close()
             return Loss.by(damage)

@@ -197,8 +197,8 @@ def _local(
     return None if stored is None else local_position(stored, rows=bool(lost) or stores.has_rows(name), lost=lost)
 
 
-def settle(applier: ChangelogApplier, plans: Plans, now_ms: int) -> None:
-    """Move positions past their markers, and give those at their end, stamped ahead of the clock, the present time."""
+def settle(applier: ChangelogApplier, plans: Plans, looked_ms: int) -> None:
+    """Move positions past their markers; those at their end, stamped ahead of the clock, get the time of the look."""
     for changelog, plan in plans.items():
         stored = applier.position(changelog)
         if stored is None:
@@ -208,8 +208,8 @@ def settle(applier: ChangelogApplier, plans: Plans, now_ms: int) -> None:
             applier.apply(changelog, (), plan.position)
         # Later, when other owners have deleted rows, such a position would look younger than it is. Of a source topic
         # that serves as changelog, records beyond the position may be there already: only its commits stamp it.
-        elif isinstance(plan, UpToDate) and stored.at_ms > now_ms and changelog not in applier.limited:
-            applier.confirm(changelog, now_ms)
+        elif isinstance(plan, UpToDate) and stored.at_ms > looked_ms and changelog not in applier.limited:
+            applier.confirm(changelog, looked_ms)
 
 
 def refuse(task: TaskId, plans: Plans) -> None:
