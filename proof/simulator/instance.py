@@ -97,12 +97,11 @@ class Instance:
         """Role and state of each task that this process holds."""
         if self.app is None or self.app.session is None:
             return {"not open"}
-        return {f"{task.role} {task.state.value}" for task in tasks_of(self.app).values()} or {"no task"}
+        return set(self.copies()) or {"no task"}
 
     def copies(self) -> list[str]:
         """Role and state of each task that this process holds, however often."""
-        session = None if self.app is None else self.app.session
-        return [] if session is None else [f"{one.role} {one.state.value}" for one in session.held_tasks().values()]
+        return [f"{task.role} {task.state.value}" for task in tasks_of(self.app).values()]
 
     def processed(self) -> dict[TopicPartition, int]:
         """The next offset of each input that a task processes here."""

@@ -21,10 +21,10 @@ NAMES = ("a", "b", "c", "d")
 LEADER, OWNER = "a", "b"
 
 
-def settled(bench: Bench, standbys: int, names: tuple[str, ...] = NAMES) -> Cluster:
+def settled(bench: Bench, standbys: int) -> Cluster:
     """Instances that share all tasks, with 20 records processed in each; the first one leads."""
     cluster = Cluster(bench, standby_replicas=standbys, cache_max_bytes=0, lease_ms=2_000, restart_grace_ms=60_000)
-    for name in names:
+    for name in NAMES:
         cluster.start(name)
         cluster.rounds()
     cluster.fill(20)
